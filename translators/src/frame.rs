@@ -1,0 +1,126 @@
+//! One event and its bytes in each encoding, made at most once and shared by everybody who is sent them.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use bytes::Bytes;
+
+use crate::{bridge, event::Event, nodes, steps};
+
+/// What an encoder needs beside the event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Context {
+    /// The agent that `sdk.v1` messages name.
+    pub agent: String,
+    pub incarnation: u32,
+    /// A step larger than this is sent with its largest strings cut (it stays readable in full over REST).
+    pub record_bytes_max: usize,
+    /// The same for `sdk.v1` messages, whose readers commonly refuse more than 4 MiB.
+    pub message_bytes_max: usize,
+}
+
+/// How a client writes what it is sent: encodings that carry node records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Nodes {
+    Sse,
+    Ndjson,
+}
+
+/// An event on its way to clients.
+#[derive(Debug)]
+pub struct Frame {
+    pub event: Arc<Event>,
+    context: Arc<Context>,
+    websocket: OnceLock<Option<Bytes>>,
+    bridge: OnceLock<Option<bridge::Message>>,
+    done: OnceLock<bridge::Message>,
+    /// Node records for a client without any open text (the common case, and every replay).
+    sse: OnceLock<Option<Bytes>>,
+    ndjson: OnceLock<Option<Bytes>>,
+    /// The last one made for another `text`: clients at the live edge share it.
+    shared: Mutex<Option<(Nodes, u32, Option<Bytes>)>>,
+}
+
+impl Frame {
+    pub fn new(event: Arc<Event>, context: Arc<Context>) -> Self {
+        Self {
+            event,
+            context,
+            websocket: OnceLock::new(),
+            bridge: OnceLock::new(),
+            done: OnceLock::new(),
+            sse: OnceLock::new(),
+            ndjson: OnceLock::new(),
+            shared: Mutex::new(None),
+        }
+    }
+
+    /// About how much memory it takes.
+    pub fn weight(&self) -> usize {
+        let step = self.event.fact.step.as_ref().and_then(|step| step.data.as_ref());
+        256 + step.map_or(0, |data| data.bytes().len())
+    }
+
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// A whole WebSocket text message, frame header included.
+    pub fn websocket(&self) -> Option<Bytes> {
+        self.websocket.get_or_init(|| steps::encode::frame(&self.event, &self.context).map(|json| websocket_text(&json))).clone()
+    }
+
+    pub fn bridge(&self) -> Option<bridge::Message> {
+        self.bridge.get_or_init(|| bridge::encode::message(&self.event, &self.context)).clone()
+    }
+
+    /// The `done` behind a Settled event's `result`.
+    pub fn bridge_done(&self) -> bridge::Message {
+        self.done.get_or_init(|| bridge::encode::done(&self.event, &self.context)).clone()
+    }
+
+    /// The node record for a client that has `text` characters of the open text.
+    pub fn nodes(&self, encoding: Nodes, text: u32) -> Option<Bytes> {
+        let make = || {
+            let record = nodes::encode::record(&self.event, text)?;
+            Some(Bytes::from(match encoding {
+                Nodes::Sse => record.sse(),
+                Nodes::Ndjson => record.ndjson(),
+            }))
+        };
+        if text == 0 {
+            let cell = match encoding {
+                Nodes::Sse => &self.sse,
+                Nodes::Ndjson => &self.ndjson,
+            };
+            return cell.get_or_init(make).clone();
+        }
+        let mut shared = self.shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match &*shared {
+            Some((for_encoding, for_text, bytes)) if (*for_encoding, *for_text) == (encoding, text) => bytes.clone(),
+            _ => {
+                let bytes = make();
+                *shared = Some((encoding, text, bytes.clone()));
+                bytes
+            }
+        }
+    }
+}
+
+/// `payload` as one unmasked, final WebSocket text frame: the same bytes for every client.
+pub fn websocket_text(payload: &[u8]) -> Bytes {
+    let mut out = Vec::with_capacity(payload.len() + 10);
+    out.push(0x81);
+    match payload.len() {
+        length @ 0..126 => out.push(length as u8),
+        length @ 126..0x1_0000 => {
+            out.push(126);
+            out.extend_from_slice(&(length as u16).to_be_bytes());
+        }
+        length => {
+            out.push(127);
+            out.extend_from_slice(&(length as u64).to_be_bytes());
+        }
+    }
+    out.extend_from_slice(payload);
+    out.into()
+}

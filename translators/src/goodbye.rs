@@ -1,0 +1,155 @@
+//! The table of endings: each reason to end a stream, in every protocol.
+
+/// Whether and how a client should return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComeBack {
+    /// The run is over, or the answer will not change.
+    Never,
+    /// With the last cursor, at once or after a short random wait.
+    WithCursor,
+    /// With the last cursor, waiting longer each time.
+    WithBackoff,
+    /// By polling REST.
+    ByPolling,
+}
+
+/// Why a stream ends, or is not begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Goodbye {
+    Settled,
+    Draining,
+    StreamingUnavailable,
+    BadMessage,
+    Internal,
+    OverCapacity,
+    Unauthorized,
+    Forbidden,
+    UnknownRun,
+    SlowReader,
+    ClientLeft,
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// WebSocket close code.
+    pub close_code: u16,
+    /// Close reason: at most 123 bytes.
+    pub close_reason: &'static str,
+    /// `code` of an SSE `error` record or a JSON error; `None` where the protocol needs none.
+    pub code: &'static str,
+    /// HTTP status, where no stream has begun yet.
+    pub http: u16,
+    /// gRPC and Connect status.
+    pub rpc: RpcCode,
+    /// The metric's label.
+    pub label: &'static str,
+    pub come_back: ComeBack,
+}
+
+/// The status codes of gRPC that runcast uses; the number is gRPC's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RpcCode {
+    Ok = 0,
+    InvalidArgument = 3,
+    NotFound = 5,
+    PermissionDenied = 7,
+    ResourceExhausted = 8,
+    FailedPrecondition = 9,
+    Unimplemented = 12,
+    Internal = 13,
+    Unavailable = 14,
+    Unauthenticated = 16,
+}
+
+impl RpcCode {
+    /// The name that Connect writes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::InvalidArgument => "invalid_argument",
+            Self::NotFound => "not_found",
+            Self::PermissionDenied => "permission_denied",
+            Self::ResourceExhausted => "resource_exhausted",
+            Self::FailedPrecondition => "failed_precondition",
+            Self::Unimplemented => "unimplemented",
+            Self::Internal => "internal",
+            Self::Unavailable => "unavailable",
+            Self::Unauthenticated => "unauthenticated",
+        }
+    }
+}
+
+impl Goodbye {
+    pub const ALL: [Self; 11] = [
+        Self::Settled,
+        Self::Draining,
+        Self::StreamingUnavailable,
+        Self::BadMessage,
+        Self::Internal,
+        Self::OverCapacity,
+        Self::Unauthorized,
+        Self::Forbidden,
+        Self::UnknownRun,
+        Self::SlowReader,
+        Self::ClientLeft,
+    ];
+
+    pub fn ending(self) -> Ending {
+        use ComeBack::{ByPolling, Never, WithBackoff, WithCursor};
+        use RpcCode as R;
+        let row = |close_code, close_reason, code, http, rpc, label, come_back| Ending {
+            close_code,
+            close_reason,
+            code,
+            http,
+            rpc,
+            label,
+            come_back,
+        };
+        match self {
+            Self::Settled => row(1000, "the run is over", "settled", 200, R::Ok, "settled", Never),
+            Self::Draining => {
+                row(1001, "this server is going down: reconnect with your cursor", "draining", 503, R::Unavailable, "draining", WithCursor)
+            }
+            Self::StreamingUnavailable => {
+                row(1003, "no stream for this run: poll instead", "unavailable", 501, R::Unimplemented, "streaming_unavailable", ByPolling)
+            }
+            Self::BadMessage => {
+                row(1008, "a client message was malformed or too large", "bad_message", 400, R::InvalidArgument, "bad_message", Never)
+            }
+            Self::Internal => row(1011, "the server failed: reconnect", "internal", 500, R::Internal, "internal", WithBackoff),
+            Self::OverCapacity => {
+                row(1013, "the server is full: try again later", "over_capacity", 503, R::Unavailable, "over_capacity", WithBackoff)
+            }
+            Self::Unauthorized => {
+                row(4401, "the credential is missing, wrong or expired", "unauthorized", 401, R::Unauthenticated, "unauthorized", Never)
+            }
+            Self::Forbidden => row(4403, "not allowed for this run", "forbidden", 403, R::PermissionDenied, "forbidden", Never),
+            Self::UnknownRun => row(4404, "no such run", "unknown_node", 404, R::NotFound, "unknown_run", Never),
+            Self::SlowReader => row(
+                4408,
+                "you did not take data in time: reconnect with your cursor",
+                "stream_dropped",
+                503,
+                R::ResourceExhausted,
+                "slow_reader",
+                WithCursor,
+            ),
+            Self::ClientLeft => row(1000, "", "client_left", 200, R::Ok, "client_left", WithCursor),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_distinct_and_reasons_fit_a_close_frame() {
+        let labels: std::collections::HashSet<_> = Goodbye::ALL.iter().map(|g| g.ending().label).collect();
+        assert_eq!(labels.len(), Goodbye::ALL.len());
+        assert!(Goodbye::ALL.iter().all(|g| g.ending().close_reason.len() <= 123));
+    }
+}

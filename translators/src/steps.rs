@@ -1,0 +1,10 @@
+//! The room of Claude Code messages: read from NDJSON and rows, written to WebSocket and REST.
+
+pub mod cursor;
+pub mod decode;
+pub mod encode;
+mod record;
+mod verdict;
+
+pub use cursor::{BadCursor, Cursor, Since};
+pub use decode::{Decoded, Decoder, Place};
