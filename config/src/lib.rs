@@ -1,1 +1,12 @@
+//! The typed settings of runcast: defaults, then one TOML file, then `RUNCAST__SECTION__KEY` from the environment.
+//!
+//! Everything is checked before a port is bound; a key that nobody knows is refused by name with the nearest known one.
 
+mod known;
+mod load;
+mod secret;
+mod settings;
+
+pub use load::{ConfigError, load};
+pub use secret::Secret;
+pub use settings::{Auth, Fanout, Ingest, Log, Ndjson, Retention, Server, Settings, Stream, Token, Upstream};

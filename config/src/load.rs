@@ -1,0 +1,186 @@
+//! From files and the environment to [`Settings`], or to one sentence that says what to change.
+
+use std::path::{Path, PathBuf};
+
+use config::{Config, Environment, File, FileFormat};
+
+use crate::{Secret, Settings, known};
+
+/// What is wrong with the configuration; the text says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("cannot read the configuration {path}: {source}")]
+    Unreadable { path: PathBuf, source: std::io::Error },
+    #[error("the configuration is wrong: {0}")]
+    Wrong(#[from] config::ConfigError),
+    #[error("the configuration has an unknown key `{key}`{hint}")]
+    UnknownKey { key: String, hint: String },
+    #[error("the configuration is wrong: `{key}` {what}")]
+    Invalid { key: String, what: String },
+    #[error("cannot read the token file {path}: {source}")]
+    TokenFile { path: PathBuf, source: std::io::Error },
+}
+
+/// Reads the settings: defaults, then `path`, then the environment (`RUNCAST__LOG__PATH`).
+pub fn load(path: Option<&Path>) -> Result<Settings, ConfigError> {
+    let text = match path {
+        Some(path) => Some(std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: path.into(), source })?),
+        None => None,
+    };
+    let environment = Environment::with_prefix("RUNCAST").prefix_separator("__").separator("__").try_parsing(true);
+    read(text.as_deref(), environment)
+}
+
+fn read(text: Option<&str>, environment: Environment) -> Result<Settings, ConfigError> {
+    let mut builder = Config::builder();
+    if let Some(text) = text {
+        builder = builder.add_source(File::from_str(text, FileFormat::Toml));
+    }
+    let merged = builder.add_source(environment).build()?;
+    known::check(&merged.clone().try_deserialize::<toml::Value>()?)?;
+    let mut settings: Settings = merged.try_deserialize()?;
+    read_token_files(&mut settings)?;
+    check(&settings)?;
+    Ok(settings)
+}
+
+fn read_token_files(settings: &mut Settings) -> Result<(), ConfigError> {
+    for token in &mut settings.auth.tokens {
+        if let Some(path) = &token.token_file {
+            let text = std::fs::read_to_string(path).map_err(|source| ConfigError::TokenFile { path: path.clone(), source })?;
+            token.token = Some(Secret::new(text.trim()));
+        }
+    }
+    Ok(())
+}
+
+/// Tokens shorter than this can be guessed.
+const TOKEN_BYTES_MIN: usize = 16;
+
+fn check(settings: &Settings) -> Result<(), ConfigError> {
+    let invalid = |key: &str, what: &str| Err(ConfigError::Invalid { key: key.into(), what: what.into() });
+    for token in &settings.auth.tokens {
+        match &token.token {
+            None => return invalid("auth.tokens", "has an entry with neither `token` nor `token_file`"),
+            Some(text) if text.expose().len() < TOKEN_BYTES_MIN => {
+                return invalid("auth.tokens", &format!("has a token shorter than {TOKEN_BYTES_MIN} characters"));
+            }
+            Some(_) => {}
+        }
+    }
+    let (log, ingest, fanout, stream, server) = (&settings.log, &settings.ingest, &settings.fanout, &settings.stream, &settings.server);
+    let positive = [
+        ("server.connections_max", server.connections_max),
+        ("server.header_bytes_max", server.header_bytes_max),
+        ("server.request_bytes_max", server.request_bytes_max),
+        ("log.group_appends_max", log.group_appends_max),
+        ("log.group_bytes_max", log.group_bytes_max),
+        ("log.queue_max", log.queue_max),
+        ("ingest.line_bytes_max", ingest.line_bytes_max),
+        ("ingest.batch_bytes_max", ingest.batch_bytes_max),
+        ("ingest.queue_max", ingest.queue_max),
+        ("ingest.open_runs_max", ingest.open_runs_max),
+        ("fanout.ring_events_max", fanout.ring_events_max),
+        ("fanout.ring_bytes_max", fanout.ring_bytes_max),
+        ("fanout.tail_max", fanout.tail_max),
+        ("fanout.page_events_max", fanout.page_events_max),
+        ("fanout.page_bytes_max", fanout.page_bytes_max),
+        ("stream.write_bytes_max", stream.write_bytes_max),
+        ("stream.client_message_bytes_max", stream.client_message_bytes_max),
+    ];
+    if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
+        return invalid(key, "must be at least 1");
+    }
+    for (key, value, least) in [
+        ("stream.frame_bytes_max", stream.frame_bytes_max, 4096),
+        ("stream.record_bytes_max", stream.record_bytes_max, 4096),
+        ("stream.message_bytes_max", stream.message_bytes_max, 16_384),
+    ] {
+        if value < least {
+            return invalid(key, &format!("must be at least {least} bytes"));
+        }
+    }
+    for (key, value) in [
+        ("stream.websocket_heartbeat_ms", stream.websocket_heartbeat_ms),
+        ("stream.sse_keepalive_ms", stream.sse_keepalive_ms),
+        ("stream.rpc_keepalive_ms", stream.rpc_keepalive_ms),
+        ("stream.write_stall_ms", stream.write_stall_ms),
+        ("log.retention.sweep_every_ms", log.retention.sweep_every_ms),
+        ("server.header_timeout_ms", server.header_timeout_ms),
+    ] {
+        if value == 0 {
+            return invalid(key, "must be at least 1 millisecond");
+        }
+    }
+    if ingest.agent.starts_with("bc-") {
+        return invalid("ingest.agent", "must not begin with `bc-`: clients of sdk.v1 take such agents for cloud ones");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REFERENCE: &str = include_str!("../runcast.toml");
+
+    fn from(text: &str, environment: &[(&str, &str)]) -> Result<Settings, ConfigError> {
+        let source = environment.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let environment = Environment::with_prefix("RUNCAST").prefix_separator("__").separator("__").try_parsing(true);
+        read(Some(text), environment.source(Some(source)))
+    }
+
+    #[test]
+    fn the_reference_file_names_every_key_with_its_default() {
+        assert_eq!(from(REFERENCE, &[]).expect("the reference is valid"), Settings::default());
+        let reference: toml::Value = toml::from_str(REFERENCE).expect("valid");
+        let missing: Vec<_> = known::keys().into_iter().filter(|key| known::find(&reference, key).is_none()).collect();
+        assert_eq!(missing, Vec::<String>::new(), "keys that the reference does not name");
+    }
+
+    #[test]
+    fn the_environment_wins_over_the_file() {
+        let settings = from("[log]\npath = \"a\"\n", &[("RUNCAST__LOG__PATH", "b"), ("RUNCAST_PORT", "tcp://x"), ("RUNCAST__STREAM__RETRY_MS", "7")]);
+        let settings = settings.expect("valid");
+        assert_eq!((settings.log.path.to_str(), settings.stream.retry_ms), (Some("b"), 7));
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_the_nearest_known_one() {
+        let said = |text: &str| from(text, &[]).expect_err("refused").to_string();
+        assert!(said("[log]\npaht = 1\n").contains("`log.paht`; did you mean `log.path`?"), "{}", said("[log]\npaht = 1\n"));
+        assert!(said("[sever]\n").contains("`sever`; did you mean `server`?"));
+        let upstream = "[[upstream]]\nkind = \"ndjson\"\npath = \"x\"\nrun = \"r\"\nfolow = true\n";
+        assert!(said(upstream).contains("`upstream.folow`; did you mean `upstream.follow`?"), "{}", said(upstream));
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_name() {
+        for (text, key) in [
+            ("[stream]\nretry_ms = \"soon\"\n", "retry_ms"),
+            ("[fanout]\nring_events_max = 0\n", "fanout.ring_events_max"),
+            ("[[auth.tokens]]\nname = \"x\"\n", "auth.tokens"),
+            ("[[auth.tokens]]\nname = \"x\"\ntoken = \"short\"\n", "auth.tokens"),
+            ("[ingest]\nagent = \"bc-1\"\n", "ingest.agent"),
+        ] {
+            let said = from(text, &[]).expect_err("refused").to_string();
+            assert!(said.contains(key), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_never_printed() {
+        let settings = from("[[auth.tokens]]\nname = \"ci\"\ntoken = \"correct-horse-battery\"\n", &[]).expect("valid");
+        assert!(!format!("{settings:?}").contains("horse"));
+        assert!(!toml::Value::try_from(&settings).expect("plain").to_string().contains("horse"));
+    }
+
+    #[test]
+    fn a_token_may_stand_in_a_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("token");
+        std::fs::write(&path, "correct-horse-battery\n").expect("written");
+        let settings = from(&format!("[[auth.tokens]]\nname = \"ci\"\ntoken_file = {path:?}\n"), &[]).expect("valid");
+        assert_eq!(settings.auth.tokens[0].token.as_ref().map(Secret::expose), Some("correct-horse-battery"));
+    }
+}

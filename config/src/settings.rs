@@ -1,0 +1,211 @@
+//! Every key, its unit and its default. `runcast.toml` beside this crate says the same in words; a test compares them.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Secret;
+
+/// All settings.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    pub server: Server,
+    pub auth: Auth,
+    pub log: Log,
+    pub ingest: Ingest,
+    pub fanout: Fanout,
+    pub stream: Stream,
+    pub upstream: Vec<Upstream>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Server {
+    pub listen: SocketAddr,
+    pub admin_listen: SocketAddr,
+    pub insecure: bool,
+    pub allowed_origins: Vec<String>,
+    pub connections_max: usize,
+    pub header_timeout_ms: u64,
+    pub header_bytes_max: usize,
+    pub request_bytes_max: usize,
+    pub shutdown_ms: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Auth {
+    pub tokens: Vec<Token>,
+}
+
+/// One bearer token: its text, or the file that holds it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Token {
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token: Option<Secret>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    pub path: PathBuf,
+    pub cache_bytes_max: usize,
+    pub group_appends_max: usize,
+    pub group_bytes_max: usize,
+    pub queue_max: usize,
+    pub retention: Retention,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Retention {
+    pub age_max_s: u64,
+    pub runs_max: u64,
+    pub bytes_max: u64,
+    pub sweep_every_ms: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Ingest {
+    pub line_bytes_max: usize,
+    pub batch_bytes_max: usize,
+    pub queue_max: usize,
+    pub open_runs_max: usize,
+    pub result_idle_ms: u64,
+    pub owner_idle_ms: u64,
+    pub agent: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Fanout {
+    pub ring_events_max: usize,
+    pub ring_bytes_max: usize,
+    pub tail_max: usize,
+    pub linger_ms: u64,
+    pub page_events_max: usize,
+    pub page_bytes_max: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Stream {
+    pub websocket_heartbeat_ms: u64,
+    pub sse_keepalive_ms: u64,
+    pub rpc_keepalive_ms: u64,
+    pub write_stall_ms: u64,
+    pub retry_ms: u64,
+    pub resume_wait_ms: u64,
+    pub write_bytes_max: usize,
+    pub frame_bytes_max: usize,
+    pub record_bytes_max: usize,
+    pub message_bytes_max: usize,
+    pub client_message_bytes_max: usize,
+}
+
+/// Where runs come from, beside what is sent to `POST /v1/runs/{id}/events`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Upstream {
+    Ndjson(Ndjson),
+}
+
+/// A file of Claude Code's stream-json lines.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ndjson {
+    pub path: PathBuf,
+    pub run: String,
+    /// Wait for more lines at its end, as `tail -f` does.
+    #[serde(default)]
+    pub follow: bool,
+}
+
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            admin_listen: SocketAddr::from(([127, 0, 0, 1], 9090)),
+            insecure: false,
+            allowed_origins: Vec::new(),
+            connections_max: 20_000,
+            header_timeout_ms: 10_000,
+            header_bytes_max: 32 * KIB,
+            request_bytes_max: MIB,
+            shutdown_ms: 10_000,
+        }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self {
+            path: "runcast-data".into(),
+            cache_bytes_max: 64 * MIB,
+            group_appends_max: 1024,
+            group_bytes_max: 8 * MIB,
+            queue_max: 1024,
+            retention: Retention::default(),
+        }
+    }
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self { age_max_s: 7 * 24 * 3600, runs_max: 100_000, bytes_max: 16 * 1024 * MIB as u64, sweep_every_ms: 60_000 }
+    }
+}
+
+impl Default for Ingest {
+    fn default() -> Self {
+        Self {
+            line_bytes_max: 64 * MIB,
+            batch_bytes_max: 4 * MIB,
+            queue_max: 16,
+            open_runs_max: 10_000,
+            result_idle_ms: 60_000,
+            owner_idle_ms: 300_000,
+            agent: "runcast".into(),
+        }
+    }
+}
+
+impl Default for Fanout {
+    fn default() -> Self {
+        Self {
+            ring_events_max: 512,
+            ring_bytes_max: 256 * KIB,
+            tail_max: 1024,
+            linger_ms: 10_000,
+            page_events_max: 256,
+            page_bytes_max: MIB,
+        }
+    }
+}
+
+impl Default for Stream {
+    fn default() -> Self {
+        Self {
+            websocket_heartbeat_ms: 20_000,
+            sse_keepalive_ms: 15_000,
+            rpc_keepalive_ms: 15_000,
+            write_stall_ms: 30_000,
+            retry_ms: 2_000,
+            resume_wait_ms: 1_000,
+            write_bytes_max: 256 * KIB,
+            frame_bytes_max: 512 * KIB,
+            record_bytes_max: 16 * MIB,
+            message_bytes_max: 3 * MIB + 512 * KIB,
+            client_message_bytes_max: 4 * KIB,
+        }
+    }
+}
