@@ -7,6 +7,6 @@ mod load;
 mod secret;
 mod settings;
 
-pub use load::{ConfigError, load};
+pub use load::{ConfigError, load, render};
 pub use secret::Secret;
 pub use settings::{Auth, Fanout, Ingest, Log, Ndjson, Retention, Server, Settings, Stream, Token, Upstream};

@@ -31,6 +31,11 @@ pub fn load(path: Option<&Path>) -> Result<Settings, ConfigError> {
     read(text.as_deref(), environment)
 }
 
+/// The settings as TOML; secrets are hidden.
+pub fn render(settings: &Settings) -> String {
+    toml::to_string(settings).unwrap_or_else(|error| unreachable!("settings are plain data: {error}"))
+}
+
 fn read(text: Option<&str>, environment: Environment) -> Result<Settings, ConfigError> {
     let mut builder = Config::builder();
     if let Some(text) = text {

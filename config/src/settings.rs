@@ -30,6 +30,7 @@ pub struct Server {
     pub header_timeout_ms: u64,
     pub header_bytes_max: usize,
     pub request_bytes_max: usize,
+    pub drain_spread_ms: u64,
     pub shutdown_ms: u64,
 }
 
@@ -141,6 +142,7 @@ impl Default for Server {
             header_timeout_ms: 10_000,
             header_bytes_max: 32 * KIB,
             request_bytes_max: MIB,
+            drain_spread_ms: 2_000,
             shutdown_ms: 10_000,
         }
     }
@@ -170,7 +172,7 @@ impl Default for Ingest {
         Self {
             line_bytes_max: 64 * MIB,
             batch_bytes_max: 4 * MIB,
-            queue_max: 16,
+            queue_max: 4,
             open_runs_max: 10_000,
             result_idle_ms: 60_000,
             owner_idle_ms: 300_000,

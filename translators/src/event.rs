@@ -14,7 +14,7 @@ pub use status::RunStatus;
 
 use serde::{Deserialize, Serialize};
 
-use crate::json::{Json, Raw};
+use crate::json::{self, Json, Raw};
 
 /// Orders the events of one run: the first is 1, and there are no holes. Only the log gives one.
 pub type Seq = u64;
@@ -64,7 +64,7 @@ pub enum SourceCursor {
     Line {
         session: String,
         line: u64,
-        /// The line at which the text that is still open began: a new owner must read from there again.
+        /// The line at which the message began whose text is still open: a new owner must read from there again.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         open_from: Option<u64>,
     },
@@ -88,23 +88,53 @@ pub struct Step {
 #[serde(rename_all = "snake_case")]
 pub enum Body {
     /// `init`: the object that told of the start, as it came, when there was one.
-    RunStarted { init: Option<Json>, model: Option<String> },
+    RunStarted {
+        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::given")]
+        init: Option<Json>,
+        model: Option<String>,
+    },
     /// `run`: the run object in the upstream's own words; `changed`: whether the canonical status is another than before.
-    RunChanged { run: Option<Json>, status: RunStatus, changed: bool },
+    RunChanged {
+        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::given")]
+        run: Option<Json>,
+        status: RunStatus,
+        changed: bool,
+    },
     /// `content`: a string or an array of blocks.
-    UserMessage { content: Option<Json>, parent: Option<String> },
+    UserMessage {
+        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::given")]
+        content: Option<Json>,
+        parent: Option<String>,
+    },
     AssistantMessage(AssistantMessage),
     Thinking { text: String, duration_ms: Option<u64>, parent: Option<String> },
-    ToolCallStarted { call_id: String, name: String, args: Option<Json>, parent: Option<String> },
+    ToolCallStarted {
+        call_id: String,
+        name: String,
+        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::given")]
+        args: Option<Json>,
+        parent: Option<String>,
+    },
     ToolCallFinished(ToolCallFinished),
     /// `run`: the run object, when the canonical status changed with this.
-    Status { status: Option<RunStatus>, message: Option<String>, run: Option<Json> },
+    Status {
+        status: Option<RunStatus>,
+        message: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::given")]
+        run: Option<Json>,
+    },
     Task { text: Option<String>, status: Option<String> },
     Report { title: Option<String>, text: String },
-    Usage { usage: Option<Json> },
+    Usage {
+        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::given")]
+        usage: Option<Json>,
+    },
     Request { request_id: String },
     /// `result`: the message that told it, as it came.
-    TurnEnded { result: Option<Json> },
+    TurnEnded {
+        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::given")]
+        result: Option<Json>,
+    },
     /// A message that is kept and yields nothing else.
     StepOnly,
     /// Something is missing that the upstream cannot give any more.
@@ -112,7 +142,11 @@ pub enum Body {
     /// The log's last event of a run.
     Settled(Box<Outcome>),
     /// A record of a kind that the canonical event does not know; verbatim in its own family.
-    Unknown { kind: String, payload: Option<Json> },
+    Unknown {
+        kind: String,
+        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::given")]
+        payload: Option<Json>,
+    },
     /// A record that could not be read.
     Unreadable(Unreadable),
 }
@@ -122,9 +156,11 @@ pub enum Body {
 pub struct AssistantMessage {
     pub message_id: Option<String>,
     /// Its blocks but thinking, as they came.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::given")]
     pub content: Option<Json>,
     pub model: Option<String>,
     pub stop_reason: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::given")]
     pub usage: Option<Json>,
     pub parent: Option<String>,
     /// Text that was streamed and then abandoned by the upstream.
@@ -138,8 +174,10 @@ pub struct ToolCallFinished {
     pub name: String,
     pub ok: bool,
     /// What the tool gave back to the model.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::given")]
     pub result: Option<Json>,
     /// The upstream's structured twin of `result`: any JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::given")]
     pub detail: Option<Json>,
     /// The shape of the arguments, see [`shape`].
     pub summary: String,
@@ -249,7 +287,8 @@ pub fn shape(value: Option<Raw<'_>>) -> String {
     }
 }
 
-/// A point in time as RFC 3339, UTC, with milliseconds when there are any.
+/// A point in time as RFC 3339, UTC, with three digits of milliseconds when there are any (`sdk.v1` has 0 or 3).
 pub fn rfc3339(at: Millis) -> String {
-    jiff::Timestamp::from_millisecond(at).map(|at| at.to_string()).unwrap_or_default()
+    let digits = if at % 1000 == 0 { 0 } else { 3 };
+    jiff::Timestamp::from_millisecond(at).map(|at| format!("{at:.digits$}")).unwrap_or_default()
 }

@@ -4,7 +4,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes;
 
-use crate::{bridge, event::Event, nodes, steps};
+use crate::{
+    bridge,
+    event::{Body, Event},
+    nodes, steps,
+};
 
 /// What an encoder needs beside the event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +42,7 @@ pub struct Frame {
     ndjson: OnceLock<Option<Bytes>>,
     /// The last one made for another `text`: clients at the live edge share it.
     shared: Mutex<Option<(Nodes, u32, Option<Bytes>)>>,
+    text_chars: OnceLock<u32>,
 }
 
 impl Frame {
@@ -51,6 +56,7 @@ impl Frame {
             sse: OnceLock::new(),
             ndjson: OnceLock::new(),
             shared: Mutex::new(None),
+            text_chars: OnceLock::new(),
         }
     }
 
@@ -76,6 +82,14 @@ impl Frame {
     /// The `done` behind a Settled event's `result`.
     pub fn bridge_done(&self) -> bridge::Message {
         self.done.get_or_init(|| bridge::encode::done(&self.event, &self.context)).clone()
+    }
+
+    /// How many characters the message has that it is; 0 for other events.
+    pub fn text_chars(&self) -> u32 {
+        *self.text_chars.get_or_init(|| match &self.event.fact.body {
+            Body::AssistantMessage(message) => message.text().chars().count() as u32,
+            _ => 0,
+        })
     }
 
     /// The node record for a client that has `text` characters of the open text.

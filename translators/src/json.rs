@@ -83,3 +83,8 @@ impl<'de> Deserialize<'de> for Json {
         Ok(Self(Bytes::copy_from_slice(value.get().as_bytes())))
     }
 }
+
+/// For `deserialize_with`: a member that is there has a value, which may be `null`; only one that is not there is none.
+pub fn given<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Json>, D::Error> {
+    Json::deserialize(from).map(Some)
+}

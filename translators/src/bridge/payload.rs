@@ -52,7 +52,7 @@ pub(super) fn payload(event: &Event, context: &Context) -> Option<(String, Json)
         Body::Usage { usage } => ("usage", open("usage").json("usage", usage.as_ref().map(|usage| usage.bytes().as_ref())).end()),
         Body::Request { request_id } => ("request", open("request").string("request_id", Some(request_id)).end()),
         Body::Unknown { kind, payload: Some(payload) } if event.fact.family == crate::event::Family::Bridge => {
-            return Some((kind.clone(), payload.clone()));
+            return Some((kind.clone(), cut(payload, context.message_bytes_max).unwrap_or_else(|| payload.clone())));
         }
         _ => return None,
     };
@@ -66,7 +66,7 @@ pub(super) fn shows(event: &Event) -> bool {
     match &event.fact.body {
         Body::RunChanged { changed, .. } => *changed,
         Body::AssistantMessage(message) => !message.partial,
-        Body::Unknown { .. } => event.fact.family == crate::event::Family::Bridge,
+        Body::Unknown { payload, .. } => payload.is_some() && event.fact.family == crate::event::Family::Bridge,
         Body::TurnEnded { .. } | Body::StepOnly | Body::Unreadable(_) => false,
         _ => true,
     }

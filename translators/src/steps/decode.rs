@@ -60,13 +60,14 @@ struct OpenCall {
 /// The text that was streamed live and is not in a message yet.
 #[derive(Clone, Debug, Default)]
 struct OpenText {
-    /// The message that it belongs to, once its start was seen.
+    /// The message that is being streamed: from its start, if that was seen, until its first text is in a message.
     message_id: Option<String>,
     text: String,
     chars: u32,
     /// A high surrogate that waits for its other half.
     high: Option<u16>,
-    /// The line of its first delta.
+    /// The line of the message's start, or of the first delta where no start was seen. Reading again from here gives
+    /// all of this back: a new owner must come to the same events, or it skips the wrong ones.
     from: Option<u64>,
 }
 
@@ -74,10 +75,13 @@ struct OpenText {
 struct Batch<'a> {
     place: &'a Place<'a>,
     bodies: Vec<Body>,
+    /// The message whose streaming begins behind these events.
+    opens: Option<OpenText>,
 }
 
 impl Decoder {
-    /// Takes in an event that is already logged: how a new owner rebuilds the state.
+    /// Takes in an event that is already logged: how a new owner rebuilds the state. Only events of messages that are
+    /// logged whole (up to the one with a source cursor) are folded; the others come again when their message does.
     pub fn fold(&mut self, event: &Event) {
         if let Some(step) = &event.fact.step {
             self.next_index = self.next_index.max(step.index + 1);
@@ -89,7 +93,7 @@ impl Decoder {
     pub fn decode(&mut self, line: &Bytes, place: &Place<'_>, out: &mut Vec<Decoded>) {
         match read(line, Some(place.line)) {
             Record::Blank => {}
-            Record::Unreadable(report) => self.emit(Batch::of(place, Body::Unreadable(report)), None, out),
+            Record::Unreadable(report) => self.emit(Batch::new(place, Some(Body::Unreadable(report))), None, out),
             Record::Message { kind, data } => self.message(&kind, &data, place, None, out),
             Record::Stub { stub, kind, data } => self.message(&kind, &data, place, Some(stub), out),
         }
@@ -97,11 +101,12 @@ impl Decoder {
 
     /// Decodes a record whose events are logged already, for the sake of the open text alone.
     pub fn decode_again(&mut self, line: &Bytes, place: &Place<'_>, out: &mut Vec<Decoded>) {
-        if let Record::Message { kind, data } = read(line, Some(place.line))
+        if let Record::Message { kind, data } | Record::Stub { kind, data, .. } = read(line, Some(place.line))
             && kind == "stream_event"
         {
-            self.stream_event(&data, place, out);
-            out.retain(|decoded| matches!(decoded, Decoded::Live(_)));
+            let mut all = Vec::new();
+            self.stream_event(&data, Batch::new(place, None), &mut all);
+            out.extend(all.into_iter().filter(|decoded| matches!(decoded, Decoded::Live(_))));
         }
     }
 
@@ -114,7 +119,7 @@ impl Decoder {
             bytes,
             head: String::from_utf8_lossy(head).into_owned(),
         };
-        self.emit(Batch::of(place, Body::Unreadable(report)), None, out);
+        self.emit(Batch::new(place, Some(Body::Unreadable(report))), None, out);
     }
 
     /// Lines that the source cannot give any more: `from` up to the place, exclusive.
@@ -125,7 +130,7 @@ impl Decoder {
             to: Some(last.line.to_string()),
             reason: format!("lines {from} to {} of the input were not sent", last.line),
         };
-        self.emit(Batch::of(&last, gap), None, out);
+        self.emit(Batch::new(&last, Some(gap)), None, out);
     }
 
     /// The source is over. The last fact is Settled.
@@ -160,16 +165,13 @@ impl Decoder {
     }
 
     fn message(&mut self, kind: &str, data: &Json, place: &Place<'_>, stub: Option<Unreadable>, out: &mut Vec<Decoded>) {
-        let mut batch = Batch { place, bodies: stub.into_iter().map(Body::Unreadable).collect() };
+        let mut batch = Batch::new(place, stub.map(Body::Unreadable));
         let before = batch.bodies.len();
+        let mut omitted = None;
         match kind {
             "assistant" => self.assistant(data, &mut batch),
             "user" => self.user(data, &mut batch),
-            "system" => {
-                if let Some(omitted) = self.system(data, &mut batch) {
-                    return out.push(Decoded::Omitted(omitted));
-                }
-            }
+            "system" => omitted = self.system(data, &mut batch),
             "result" => {
                 batch.bodies.extend(self.abandoned());
                 batch.bodies.push(Body::TurnEnded { result: Some(data.clone()) });
@@ -178,15 +180,21 @@ impl Decoder {
                 let status = data.raw().get("rate_limit_info").and_then(|info| info.get_string("status"));
                 batch.bodies.push(status_of("rate_limit_event", status.as_deref()));
             }
-            "stream_event" => return self.stream_event(data, place, out),
-            "keep_alive" => return out.push(Decoded::Omitted("keep_alive")),
-            "tool_progress" => return out.push(Decoded::Omitted("tool_progress")),
-            "transcript_mirror" => return out.push(Decoded::Omitted("transcript_mirror")),
-            "control_request" | "control_response" | "control_cancel_request" => return out.push(Decoded::Omitted("control")),
+            "stream_event" => return self.stream_event(data, batch, out),
+            "keep_alive" => omitted = Some("keep_alive"),
+            "tool_progress" => omitted = Some("tool_progress"),
+            "transcript_mirror" => omitted = Some("transcript_mirror"),
+            "control_request" | "control_response" | "control_cancel_request" => omitted = Some("control"),
             "tool_use_summary" | "auth_status" | "prompt_suggestion" | "conversation_reset" | "active_goal" | "command_lifecycle" => {}
             _ => batch.bodies.push(Body::Unknown { kind: kind.to_owned(), payload: Some(data.clone()) }),
         }
-        if batch.bodies.len() == before {
+        if let Some(name) = omitted {
+            // What stood before it on the line is reported all the same.
+            self.emit(batch, None, out);
+            return out.push(Decoded::Omitted(name));
+        }
+        // A partial tells of an earlier message: it never stands for this one.
+        if !batch.bodies[before..].iter().any(|body| !matches!(body, Body::AssistantMessage(said) if said.partial)) {
             batch.bodies.push(Body::StepOnly);
         }
         self.emit(batch, Some(data), out);
@@ -338,35 +346,47 @@ impl Decoder {
         None
     }
 
-    fn stream_event(&mut self, data: &Json, place: &Place<'_>, out: &mut Vec<Decoded>) {
+    /// `batch` holds what stood before it on the line. Gives one live event, or says what was left out.
+    fn stream_event(&mut self, data: &Json, mut batch: Batch<'_>, out: &mut Vec<Decoded>) {
         let raw = data.raw();
         let event = raw.get("event");
         let kind = event.and_then(|event| event.get_string("type")).unwrap_or_default();
         let main = raw.get("parent_tool_use_id").is_none_or(Raw::is_null);
         let delta = event.and_then(|event| event.get("delta"));
         let delta_kind = delta.and_then(|delta| delta.get_string("type")).unwrap_or_default();
-        match (&*kind, &*delta_kind) {
+        let upstream = || Decoded::Live(Live::Upstream { payload: data.clone() });
+        let live = match (&*kind, &*delta_kind) {
             ("message_start", _) if main => {
-                if let Some(partial) = self.abandoned() {
-                    self.emit(Batch::of(place, partial), None, out);
-                }
+                batch.bodies.extend(self.abandoned());
                 let id = event.and_then(|event| event.get("message")).and_then(|message| message.get_string("id"));
-                self.open.message_id = id.map(Into::into);
-                out.push(Decoded::Live(Live::Upstream { payload: data.clone() }));
+                batch.opens = Some(OpenText { message_id: id.map(Into::into), from: Some(batch.place.line), ..OpenText::default() });
+                upstream()
+            }
+            ("message_stop", _) if main => {
+                if self.open.text.is_empty() {
+                    self.open = OpenText::default();
+                }
+                upstream()
             }
             ("content_block_delta", "text_delta") if main => {
-                let body = delta.and_then(|delta| delta.get("text")).map(Raw::string_body).unwrap_or_default();
-                let text = self.open.push(body, place.line);
-                if !text.is_empty() {
-                    out.push(Decoded::Live(Live::Text { message_id: self.open.message_id.clone(), text }));
+                let body = delta.and_then(|delta| delta.get("text")).filter(|text| text.kind() == Kind::String);
+                let body = body.map(Raw::string_body).unwrap_or_default();
+                let text = self.open.push(body, batch.place.line);
+                // Empty, half a character that waits for the rest, or beyond what is streamed live.
+                if text.is_empty() {
+                    Decoded::Omitted("text_delta")
+                } else {
+                    Decoded::Live(Live::Text { message_id: self.open.message_id.clone(), text })
                 }
             }
             ("content_block_delta", "thinking_delta") if main => {
                 let text = delta.and_then(|delta| delta.get_string("thinking")).unwrap_or_default().into_owned();
-                out.push(Decoded::Live(Live::Thinking { text }));
+                Decoded::Live(Live::Thinking { text })
             }
-            _ => out.push(Decoded::Live(Live::Upstream { payload: data.clone() })),
-        }
+            _ => upstream(),
+        };
+        self.emit(batch, None, out);
+        out.push(live);
     }
 
     /// The open text as a message of its own, because it will not be completed.
@@ -386,10 +406,13 @@ impl Decoder {
     }
 
     fn emit(&mut self, batch: Batch<'_>, data: Option<&Json>, out: &mut Vec<Decoded>) {
-        let Batch { place, bodies } = batch;
+        let Batch { place, bodies, opens } = batch;
+        bodies.iter().for_each(|body| self.fold_body(body));
+        if let Some(open) = opens {
+            self.open = open;
+        }
         let last = bodies.len().saturating_sub(1);
         for (at, body) in bodies.into_iter().enumerate() {
-            self.fold_body(&body);
             let mut fact = Fact { at: place.at, family: Family::Steps, source: None, step: None, body };
             if at == last {
                 fact.source = Some(SourceCursor::Line { session: place.session.into(), line: place.line, open_from: self.open.from });
@@ -417,8 +440,7 @@ impl Decoder {
             _ => {}
         }
         if body.closes_text() {
-            // The message goes on: a next text block may follow under the same id.
-            self.open = OpenText { message_id: self.open.message_id.take(), ..OpenText::default() };
+            self.open = OpenText::default();
         }
     }
 }
@@ -434,7 +456,7 @@ impl OpenText {
         {
             text.truncate(at);
         }
-        if !text.is_empty() {
+        if !text.is_empty() || self.high.is_some() {
             self.from.get_or_insert(line);
             self.chars += text.chars().count() as u32;
             self.text.push_str(&text);
@@ -444,8 +466,8 @@ impl OpenText {
 }
 
 impl<'a> Batch<'a> {
-    fn of(place: &'a Place<'a>, body: Body) -> Self {
-        Self { place, bodies: vec![body] }
+    fn new(place: &'a Place<'a>, first: Option<Body>) -> Self {
+        Self { place, bodies: first.into_iter().collect(), opens: None }
     }
 }
 

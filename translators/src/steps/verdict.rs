@@ -36,7 +36,7 @@ impl Verdict {
         }
         let whole = |key| raw.get(key).and_then(Raw::integer);
         // A later result without a turn and without a duration is an echo of a shutdown: it decides nothing.
-        if self.last.is_some() && whole("num_turns").unwrap_or(0) == 0 && whole("duration_ms").unwrap_or(0) == 0 {
+        if self.last.is_some() && whole("num_turns") == Some(0) && whole("duration_ms") == Some(0) {
             return;
         }
         let subtype = raw.get_string("subtype").unwrap_or_default().into_owned();

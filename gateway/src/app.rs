@@ -1,0 +1,126 @@
+//! Builds the parts and joins them; the only place that knows everybody.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use runcast_config::{Settings, Upstream};
+use tokio::{net::TcpListener, sync::watch, task::JoinSet};
+
+use crate::{
+    downstream::{Gateway, listen, watch::Drain},
+    fanout::Hubs,
+    ingest::Ingest,
+    log::{Embedded, Log},
+    ops::{
+        health::{self, Admin},
+        metrics,
+    },
+    upstream,
+};
+
+/// A running gateway.
+pub struct App {
+    pub address: SocketAddr,
+    pub admin_address: SocketAddr,
+    pub ingest: Ingest,
+    log: Arc<Embedded>,
+    stop: watch::Sender<bool>,
+    drain: Drain,
+    settings: Arc<Settings>,
+    tasks: JoinSet<()>,
+}
+
+impl App {
+    /// Opens the log, binds both ports, and begins to serve.
+    pub async fn start(settings: Settings) -> anyhow::Result<Self> {
+        check_exposure(&settings)?;
+        let render = metrics::install().context("cannot collect metrics")?;
+        let settings = Arc::new(settings);
+        let log = Arc::new(Embedded::open(&settings.log, settings.fanout.tail_max)?);
+        let shared: Arc<dyn Log> = log.clone();
+        let listener = bind(settings.server.listen, "server.listen").await?;
+        let admin_listener = bind(settings.server.admin_listen, "server.admin_listen").await?;
+        let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
+
+        let (stop, stopped) = watch::channel(false);
+        let drain = Drain::new(stopped.clone(), Duration::from_millis(settings.server.drain_spread_ms));
+        let ingest = Ingest::new(shared.clone(), settings.ingest.clone());
+        let hubs = Hubs::new(shared.clone(), settings.fanout.clone(), &settings.stream);
+        let gateway = Gateway::new(shared.clone(), hubs, settings.clone(), drain.clone());
+        let routes = gateway.service(upstream::http::routes(ingest.clone(), settings.ingest.clone()));
+
+        let mut tasks = JoinSet::new();
+        tasks.spawn(listen::serve(listener, routes, settings.clone(), stopped.clone()));
+        let admin = health::routes(Admin { log: shared, render, draining: stopped.clone() });
+        tasks.spawn(serve_admin(admin_listener, admin, stopped.clone(), drain.clone()));
+        tasks.spawn(sweep(log.clone(), settings.clone(), stopped.clone()));
+        for Upstream::Ndjson(file) in settings.upstream.clone() {
+            tasks.spawn(upstream::ndjson::follow(ingest.clone(), settings.ingest.clone(), file, stopped.clone()));
+        }
+        tracing::info!(%address, %admin_address, log = %settings.log.path.display(), "runcast serves");
+        Ok(Self { address, admin_address, ingest, log, stop, drain, settings, tasks })
+    }
+
+    /// Becomes true when the gateway is asked to stop.
+    pub fn stopping(&self) -> watch::Receiver<bool> {
+        self.stop.subscribe()
+    }
+
+    /// Tells everybody to come back elsewhere, flushes, and ends.
+    pub async fn stop(mut self) {
+        self.stop.send_replace(true);
+        let limit = Duration::from_millis(self.settings.server.shutdown_ms);
+        if tokio::time::timeout(limit, self.drain.wait_for_streams()).await.is_err() {
+            tracing::warn!("some streams did not end in time and were cut");
+        }
+        self.ingest.close().await;
+        if tokio::time::timeout(limit, async { while self.tasks.join_next().await.is_some() {} }).await.is_err() {
+            self.tasks.shutdown().await;
+        }
+        self.log.close().await;
+        tracing::info!("runcast has stopped");
+    }
+}
+
+/// Without a token only this machine is served.
+fn check_exposure(settings: &Settings) -> anyhow::Result<()> {
+    let server = &settings.server;
+    if settings.auth.tokens.is_empty() && !server.insecure && !server.listen.ip().is_loopback() {
+        anyhow::bail!(
+            "server.listen is {}, which others can reach, but there is no token: add one to auth.tokens, listen on 127.0.0.1, \
+             or say --insecure to let everybody see every run",
+            server.listen
+        );
+    }
+    Ok(())
+}
+
+async fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} ({key}): choose another port or stop what uses it"))
+}
+
+/// The private port is served until the last stream has ended, so that `/readyz` can say so.
+async fn serve_admin(listener: TcpListener, routes: axum::Router, mut stop: watch::Receiver<bool>, drain: Drain) {
+    let end = async move {
+        crate::stopped(&mut stop).await;
+        drain.wait_for_streams().await;
+    };
+    tokio::select! {
+        result = async { axum::serve(listener, routes).await } => {
+            if let Err(error) = result {
+                tracing::error!(%error, "the private port is not served any more");
+            }
+        }
+        () = end => {}
+    }
+}
+
+async fn sweep(log: Arc<Embedded>, settings: Arc<Settings>, mut stop: watch::Receiver<bool>) {
+    let mut tick = tokio::time::interval(Duration::from_millis(settings.log.retention.sweep_every_ms));
+    loop {
+        tokio::select! {
+            _ = tick.tick() => { log.sweep(crate::now()).await; }
+            () = crate::stopped(&mut stop) => return,
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! `runcast serve`.
+
+use std::{io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use super::{ConfigArgs, EXIT_CONFIG, fail, runtime};
+use crate::{app::App, demo};
+
+/// Arguments of `runcast serve`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Serve {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// The port for clients (server.listen)
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// The private port: /metrics, /livez, /readyz (server.admin_listen)
+    #[arg(long, value_name = "ADDRESS")]
+    admin_listen: Option<SocketAddr>,
+    /// The folder of the log (log.path)
+    #[arg(long, value_name = "FOLDER")]
+    data: Option<PathBuf>,
+    /// Serve everybody who reaches the port, without any token
+    #[arg(long)]
+    insecure: bool,
+    /// Replay recorded runs again and again as new runs, to have something to watch
+    #[arg(long)]
+    demo: bool,
+}
+
+impl Serve {
+    pub fn main(self) -> ExitCode {
+        let mut settings = match self.config.load() {
+            Ok(settings) => settings,
+            Err(error) => return fail(&error, EXIT_CONFIG),
+        };
+        settings.server.listen = self.listen.unwrap_or(settings.server.listen);
+        settings.server.admin_listen = self.admin_listen.unwrap_or(settings.server.admin_listen);
+        settings.log.path = self.data.unwrap_or(settings.log.path);
+        settings.server.insecure |= self.insecure;
+        start_logging();
+        let runtime = match runtime() {
+            Ok(runtime) => runtime,
+            Err(error) => return fail(&error, 1),
+        };
+        let status = runtime.block_on(async {
+            let mut signals = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+            let app = App::start(settings).await?;
+            if self.demo {
+                demo::begin(&app);
+            }
+            tokio::select! {
+                _ = signals.0.recv() => {}
+                _ = signals.1.recv() => {}
+            }
+            tracing::info!("stopping: streams are told to come back; a second signal stops at once");
+            tokio::select! {
+                () = app.stop() => {}
+                _ = signals.0.recv() => tracing::warn!("stopped at once"),
+                _ = signals.1.recv() => tracing::warn!("stopped at once"),
+            }
+            anyhow::Ok(())
+        });
+        runtime.shutdown_background();
+        match status {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(&format!("{error:#}"), 1),
+        }
+    }
+}
+
+/// Text on a terminal, JSON elsewhere; `RUST_LOG` chooses what is told.
+fn start_logging() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if std::io::stderr().is_terminal() {
+        builder.with_target(false).init();
+    } else {
+        builder.json().init();
+    }
+}

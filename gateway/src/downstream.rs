@@ -1,0 +1,127 @@
+//! Everything that clients speak to, on one port.
+
+pub mod admit;
+pub mod connect;
+pub mod cors;
+pub mod grpc;
+pub mod listen;
+pub mod rest;
+pub mod rpc;
+pub mod sse;
+pub mod watch;
+pub mod websocket;
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::{StatusCode, header},
+    middleware::{Next, from_fn_with_state},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use runcast_config::Settings;
+use tower::ServiceExt as _;
+
+use self::{admit::Gate, watch::Drain};
+use crate::{
+    answer,
+    fanout::Hubs,
+    log::Log,
+    ops::metrics::{self, Protocol},
+};
+
+/// What every protocol is served from.
+#[derive(Clone)]
+pub struct Gateway(Arc<Shared>);
+
+struct Shared {
+    log: Arc<dyn Log>,
+    hubs: Hubs,
+    settings: Arc<Settings>,
+    gate: Gate,
+    drain: Drain,
+}
+
+impl Gateway {
+    pub fn new(log: Arc<dyn Log>, hubs: Hubs, settings: Arc<Settings>, drain: Drain) -> Self {
+        let gate = Gate::new(&settings);
+        Self(Arc::new(Shared { log, hubs, settings, gate, drain }))
+    }
+
+    /// The service of the client port. `ingest`: the routes by which runs are sent in.
+    pub fn service(&self, ingest: Router) -> Router {
+        let streams = Router::new()
+            .route("/v1/agents/runs/{run}/stream", get(websocket::stream))
+            .route("/agents/runs/{run}/stream", get(websocket::stream))
+            .with_state(self.clone());
+        let rest = rest::routes(self).merge(sse::routes(self)).merge(ingest);
+        let rest = rest.route_layer(from_fn_with_state(self.clone(), require_token));
+        let grpc = grpc::service(self);
+        let connect = connect::service(self);
+        let rpc = move |request: Request| {
+            let (grpc, connect) = (grpc.clone(), connect.clone());
+            async move { serve_rpc(request, grpc, connect).await }
+        };
+        // Whoever speaks to no route of ours may speak sdk.v1: its paths are names of services.
+        let known = streams.merge(rest).fallback(rpc);
+        known.layer(from_fn_with_state(self.clone(), cors::allow)).layer(from_fn_with_state(self.clone(), check_origin))
+    }
+
+    fn log(&self) -> &Arc<dyn Log> {
+        &self.0.log
+    }
+
+    fn hubs(&self) -> &Hubs {
+        &self.0.hubs
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    fn gate(&self) -> &Gate {
+        &self.0.gate
+    }
+
+    fn drain(&self) -> Drain {
+        self.0.drain.clone()
+    }
+}
+
+async fn serve_rpc(request: Request, grpc: Router, connect: Router) -> Response {
+    let is_grpc = request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+    if let Some(answer) = rpc::refuse_unserved(request.uri().path(), request.headers(), is_grpc) {
+        return answer;
+    }
+    if is_grpc {
+        return grpc.oneshot(request).await.into_response();
+    }
+    let path = request.uri().path();
+    if rpc::is_service(path) {
+        return connect.oneshot(request).await.into_response();
+    }
+    answer::error(StatusCode::NOT_FOUND, "not_found", "there is no such route: see the README for the list")
+}
+
+/// A web page of another origin must not reach us, nor a name that was made to point here.
+async fn check_origin(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
+    match gateway.gate().check_origin(request.uri(), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => {
+            metrics::refused(Protocol::Rest, refusal.code);
+            answer::error(StatusCode::FORBIDDEN, refusal.code, refusal.message)
+        }
+    }
+}
+
+async fn require_token(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
+    if gateway.gate().admits(request.headers()) {
+        return next.run(request).await;
+    }
+    metrics::refused(Protocol::Rest, "unauthorized");
+    let mut response = answer::error(StatusCode::UNAUTHORIZED, "unauthorized", "send a valid token as `Authorization: Bearer …`");
+    response.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+    response
+}

@@ -1,0 +1,177 @@
+//! What watching a run is in every protocol: items as they come, a sign of life in silence, and one reason to end.
+
+use std::time::Duration;
+
+use rand::Rng as _;
+use runcast_translators::{event::Seq, goodbye::Goodbye, position::Position};
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    fanout::{Item, Reader},
+    ops::metrics::{Connection, Protocol, ResumedFrom},
+};
+
+/// Tells streams that the server goes down, each at its own moment.
+#[derive(Clone, Debug)]
+pub struct Drain {
+    begun: watch::Receiver<bool>,
+    spread: Duration,
+    /// How many streams there are.
+    open: watch::Sender<usize>,
+}
+
+/// What happens next on a stream.
+#[derive(Debug)]
+pub enum Happening {
+    /// There are items to send.
+    Items,
+    /// Nothing has happened for the configured time: show that the stream is alive.
+    Silence,
+    /// The stream is over.
+    Over(Goodbye),
+}
+
+/// One client's stream of one run.
+pub struct Watch {
+    pub reader: Reader,
+    pub connection: Connection,
+    drain: Drain,
+    /// When this stream ends because of the drain, once that has begun.
+    leave_at: Option<Instant>,
+    silence: Duration,
+    stall: Duration,
+    bytes_max: usize,
+    /// When something was handed over last.
+    last: Option<Instant>,
+    over: bool,
+}
+
+/// Where a stream begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// At the place that was asked for.
+    There,
+    /// Behind events that are not kept any more: from `earliest` on.
+    Gone { earliest: Seq },
+    /// The cursor lies beyond the end: from the end on.
+    Beyond { head: Seq },
+}
+
+impl Drain {
+    pub fn new(begun: watch::Receiver<bool>, spread: Duration) -> Self {
+        Self { begun, spread, open: watch::Sender::new(0) }
+    }
+
+    pub fn has_begun(&self) -> bool {
+        *self.begun.borrow()
+    }
+
+    /// Waits until every stream has ended, also those whose socket has left the HTTP server.
+    pub async fn wait_for_streams(&self) {
+        let _ = self.open.subscribe().wait_for(|open| *open == 0).await;
+    }
+
+    async fn wait(&mut self) {
+        if self.begun.wait_for(|begun| *begun).await.is_err() {
+            std::future::pending().await
+        }
+    }
+}
+
+impl Watch {
+    pub fn new(reader: Reader, protocol: Protocol, drain: Drain, stream: &runcast_config::Stream) -> Self {
+        let silence = match protocol {
+            Protocol::WebSocket => stream.websocket_heartbeat_ms,
+            Protocol::Grpc | Protocol::Connect => stream.rpc_keepalive_ms,
+            Protocol::Sse | Protocol::Ndjson | Protocol::Rest => stream.sse_keepalive_ms,
+        };
+        drain.open.send_modify(|open| *open += 1);
+        Self {
+            reader,
+            connection: Connection::open(protocol),
+            drain,
+            leave_at: None,
+            silence: Duration::from_millis(silence),
+            stall: Duration::from_millis(stream.write_stall_ms),
+            bytes_max: stream.write_bytes_max,
+            last: None,
+            over: false,
+        }
+    }
+
+    /// Puts the reader where the client's cursor says, or as near as there are events. `first`: the oldest that is kept.
+    pub fn begin(&mut self, position: Position, first: Seq, is_resume: bool) -> Start {
+        let head = self.reader.head();
+        let start = if position.seq > head {
+            self.reader.move_to(Position::at(head));
+            Start::Beyond { head }
+        } else if position.seq + 1 < first && is_resume {
+            self.reader.move_to(Position::at(first - 1));
+            Start::Gone { earliest: first }
+        } else {
+            self.reader.move_to(Position { seq: position.seq.max(first - 1), ..position });
+            Start::There
+        };
+        if is_resume {
+            self.connection.resumed(match start {
+                Start::There if self.reader.is_in_ring() => ResumedFrom::Ring,
+                Start::There => ResumedFrom::Log,
+                _ => ResumedFrom::Gap,
+            });
+        }
+        if start != Start::There {
+            self.connection.gap_sent();
+        }
+        start
+    }
+
+    /// Waits for what happens next. `items` is empty unless it says so. Nothing is lost when the wait is given up.
+    pub async fn next(&mut self, items: &mut Vec<Item>) -> Happening {
+        if self.over {
+            return Happening::Over(Goodbye::Settled);
+        }
+        // Being asked for more means that the peer's side took the last piece: how long did that take?
+        if self.last.take().is_some_and(|last| last.elapsed() > self.stall) {
+            return self.end(Goodbye::SlowReader);
+        }
+        let wake = Instant::now() + self.silence;
+        loop {
+            let leave_at = self.leave_at;
+            tokio::select! {
+                biased;
+                () = tokio::time::sleep_until(leave_at.unwrap_or(wake)), if leave_at.is_some() => return self.end(Goodbye::Draining),
+                result = self.reader.next(items, self.bytes_max) => return match result {
+                    Ok(true) => Happening::Items,
+                    Ok(false) => self.end(Goodbye::Settled),
+                    Err(error) => {
+                        tracing::error!(%error, "a stream cannot read the log");
+                        self.end(Goodbye::Internal)
+                    }
+                },
+                () = self.drain.wait(), if leave_at.is_none() => {
+                    let spread = self.drain.spread.as_millis() as u64;
+                    self.leave_at = Some(Instant::now() + Duration::from_millis(rand::rng().random_range(0..=spread)));
+                }
+                () = tokio::time::sleep_until(wake) => return Happening::Silence,
+            }
+        }
+    }
+
+    /// Something was handed to the peer's side; a peer that is stuck asks for more too late.
+    pub fn handed_over(&mut self, frames: usize, bytes: usize) {
+        self.connection.sent(frames, bytes);
+        self.last = Some(Instant::now());
+    }
+
+    pub fn end(&mut self, goodbye: Goodbye) -> Happening {
+        self.over = true;
+        self.connection.goodbye(goodbye);
+        Happening::Over(goodbye)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.drain.open.send_modify(|open| *open -= 1);
+    }
+}

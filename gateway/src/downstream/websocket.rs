@@ -1,0 +1,408 @@
+//! A run's steps over WebSocket (contracts/ws-run-stream.md).
+
+use std::{collections::VecDeque, io::IoSlice, time::Duration};
+
+use axum::{
+    extract::{Path, Query, Request, State},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    response::{IntoResponse as _, Response},
+};
+use bytes::{Buf as _, Bytes};
+use futures_util::StreamExt as _;
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use runcast_translators::{
+    event::{RunId, RunInfo, rfc3339},
+    frame::websocket_text,
+    goodbye::Goodbye,
+    position::Position,
+    steps::{Cursor, encode},
+};
+use serde::Deserialize;
+use tokio::{io::AsyncWriteExt as _, time::timeout};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{self, Message, handshake::derive_accept_key, protocol::Role, protocol::WebSocketConfig},
+};
+
+use super::{
+    Gateway,
+    rest::{Found, GAP_REASON, Place},
+    watch::{Happening, Watch},
+};
+use crate::{
+    answer,
+    fanout::Item,
+    ops::metrics::{self, Protocol},
+};
+
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct StreamQuery {
+    since: Option<String>,
+    cursor: Option<String>,
+    deltas: Option<String>,
+    resume: Option<String>,
+}
+
+pub(super) async fn stream(
+    State(gateway): State<Gateway>,
+    Path(id): Path<String>,
+    Query(query): Query<StreamQuery>,
+    mut request: Request,
+) -> Response {
+    let Some(key) = upgrade_key(request.headers()) else {
+        metrics::refused(Protocol::WebSocket, "no_upgrade");
+        let mut response = answer::error(StatusCode::UPGRADE_REQUIRED, "upgrade_required", "this route is a WebSocket: connect with a WebSocket client");
+        response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+        return response;
+    };
+    let run = match RunId::new(&id) {
+        Ok(run) => run,
+        Err(error) => return refuse("invalid_run_id", &error.to_string()),
+    };
+    let place = match Place::read(query.cursor.as_deref(), query.since.as_deref(), &run) {
+        Ok(place) => place,
+        Err(error) => return refuse("invalid_cursor", &error.to_string()),
+    };
+    // Browsers cannot read the status of a refused upgrade: it is accepted and closed with the code.
+    let admitted = gateway.gate().admits(request.headers());
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        let upgraded = match upgrade.await {
+            Ok(upgraded) => upgraded,
+            Err(error) => return tracing::debug!(%error, "a WebSocket upgrade failed"),
+        };
+        let options = Options {
+            deltas: query.deltas.as_deref() == Some("1"),
+            waits_for_message: query.resume.as_deref() == Some("message"),
+        };
+        Socket::new(upgraded, &gateway).await.serve(&gateway, admitted, run, place, options).await;
+    });
+    let headers = [
+        (header::CONNECTION, HeaderValue::from_static("Upgrade")),
+        (header::UPGRADE, HeaderValue::from_static("websocket")),
+        (header::SEC_WEBSOCKET_ACCEPT, key),
+    ];
+    (StatusCode::SWITCHING_PROTOCOLS, headers).into_response()
+}
+
+fn refuse(code: &'static str, message: &str) -> Response {
+    metrics::refused(Protocol::WebSocket, code);
+    answer::error(StatusCode::BAD_REQUEST, code, message)
+}
+
+/// The answer to the client's key, when the request is a WebSocket handshake.
+fn upgrade_key(headers: &HeaderMap) -> Option<HeaderValue> {
+    let names = |name, word: &str| {
+        let value = headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        value.split(',').any(|part| part.trim().eq_ignore_ascii_case(word))
+    };
+    let version = headers.get(header::SEC_WEBSOCKET_VERSION).is_some_and(|version| version == "13");
+    let key = headers.get(header::SEC_WEBSOCKET_KEY)?;
+    let is_handshake = version && names(header::CONNECTION, "upgrade") && names(header::UPGRADE, "websocket");
+    is_handshake.then(|| HeaderValue::from_str(&derive_accept_key(key.as_bytes())).ok()).flatten()
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Options {
+    deltas: bool,
+    waits_for_message: bool,
+}
+
+/// One client's socket. Frames are written past the WebSocket library, already framed and shared; the library reads, and
+/// answers pings.
+struct Socket {
+    socket: WebSocketStream<TokioIo<Upgraded>>,
+    stall: Duration,
+}
+
+/// Why a write did not succeed.
+enum Unwritten {
+    Gone,
+    /// The peer took nothing for the configured time; what is left of the frame that was begun.
+    Stalled(Option<Bytes>),
+}
+
+/// So many frames go into one write at most.
+const SLICES_MAX: usize = 64;
+
+impl Socket {
+    async fn new(upgraded: Upgraded, gateway: &Gateway) -> Self {
+        let stream = &gateway.settings().stream;
+        let config = WebSocketConfig::default()
+            .read_buffer_size(4096)
+            .write_buffer_size(0)
+            .max_write_buffer_size(64 * 1024)
+            .max_message_size(Some(stream.client_message_bytes_max))
+            .max_frame_size(Some(stream.client_message_bytes_max));
+        let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(config)).await;
+        Self { socket, stall: Duration::from_millis(stream.write_stall_ms) }
+    }
+
+    async fn serve(mut self, gateway: &Gateway, admitted: bool, run: RunId, place: Place, options: Options) {
+        if !admitted {
+            return self.refuse(Goodbye::Unauthorized).await;
+        }
+        if gateway.drain().has_begun() {
+            return self.refuse(Goodbye::Draining).await;
+        }
+        let place = match (place, options.waits_for_message) {
+            (Place::Start, true) => match self.first_message(gateway, &run).await {
+                Ok(place) => place,
+                Err(goodbye) => return self.refuse(goodbye).await,
+            },
+            (place, _) => place,
+        };
+        match self.start(gateway, &run, place, options.deltas).await {
+            Ok(session) => session.run(self).await,
+            Err(goodbye) => self.refuse(goodbye).await,
+        }
+    }
+
+    async fn start(&mut self, gateway: &Gateway, run: &RunId, place: Place, deltas: bool) -> Result<Session, Goodbye> {
+        let internal = |error: crate::log::ReadError| {
+            tracing::error!(%error, "a stream cannot begin");
+            Goodbye::Internal
+        };
+        let info = gateway.log().info(run).await.map_err(internal)?.ok_or(Goodbye::UnknownRun)?;
+        let found = place.find(gateway, &info).await.map_err(internal)?;
+        let position = Position::at(found.seq);
+        let reader = gateway.hubs().read(run, position, deltas).await.map_err(internal)?.ok_or(Goodbye::UnknownRun)?;
+        let mut watch = Watch::new(reader, Protocol::WebSocket, gateway.drain(), &gateway.settings().stream);
+        watch.begin(position, info.first, place != Place::Start);
+        Ok(Session { gateway: gateway.clone(), watch, info: RunInfo::clone(&info), place, found, items: VecDeque::new() })
+    }
+
+    /// With `?resume=message` the client may say first where to begin.
+    async fn first_message(&mut self, gateway: &Gateway, run: &RunId) -> Result<Place, Goodbye> {
+        #[derive(Deserialize)]
+        struct Resume {
+            r#type: String,
+            since: Option<i64>,
+            cursor: Option<String>,
+        }
+        let wait = Duration::from_millis(gateway.settings().stream.resume_wait_ms);
+        let Ok(message) = timeout(wait, self.socket.next()).await else { return Ok(Place::Start) };
+        match message {
+            Some(Ok(Message::Text(text))) => {
+                let resume: Resume = serde_json::from_str(&text).map_err(|_| Goodbye::BadMessage)?;
+                if resume.r#type != "resume" {
+                    return Err(Goodbye::BadMessage);
+                }
+                let since = resume.since.map(|since| since.to_string());
+                Place::read(resume.cursor.as_deref(), since.as_deref(), run).map_err(|_| Goodbye::BadMessage)
+            }
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(Place::Start),
+            Some(Ok(Message::Binary(_)) | Err(tungstenite::Error::Capacity(_) | tungstenite::Error::Protocol(_) | tungstenite::Error::Utf8(_))) => {
+                Err(Goodbye::BadMessage)
+            }
+            _ => Err(Goodbye::ClientLeft),
+        }
+    }
+
+    async fn refuse(mut self, goodbye: Goodbye) {
+        metrics::refused(Protocol::WebSocket, goodbye.ending().label);
+        self.close(goodbye, None).await;
+    }
+
+    /// Writes whole frames. Nothing of the library's own may stand half-written before them.
+    async fn write(&mut self, frames: &mut VecDeque<Bytes>) -> Result<(), Unwritten> {
+        use futures_util::SinkExt as _;
+        match timeout(self.stall, self.socket.flush()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return Err(Unwritten::Gone),
+            Err(_) => return Err(Unwritten::Stalled(None)),
+        }
+        let io = self.socket.get_mut();
+        let mut is_begun = false;
+        while !frames.is_empty() {
+            let slices: Vec<IoSlice<'_>> = frames.iter().take(SLICES_MAX).map(|frame| IoSlice::new(frame)).collect();
+            let mut written = match timeout(self.stall, io.write_vectored(&slices)).await {
+                Ok(Ok(0) | Err(_)) => return Err(Unwritten::Gone),
+                Ok(Ok(written)) => written,
+                Err(_) => return Err(Unwritten::Stalled(frames.pop_front().filter(|_| is_begun))),
+            };
+            while let Some(front) = frames.front_mut() {
+                if written < front.len() {
+                    front.advance(written);
+                    is_begun = written > 0 || is_begun;
+                    break;
+                }
+                written -= front.len();
+                frames.pop_front();
+                is_begun = false;
+            }
+        }
+        let _ = io.flush().await;
+        Ok(())
+    }
+
+    /// Says goodbye in the protocol's own way. `rest`: what must be written before, to end a frame that was begun.
+    async fn close(&mut self, goodbye: Goodbye, rest: Option<Bytes>) {
+        let ending = goodbye.ending();
+        if goodbye != Goodbye::ClientLeft {
+            let mut frame = vec![0x88, 2 + ending.close_reason.len() as u8];
+            frame.extend_from_slice(&ending.close_code.to_be_bytes());
+            frame.extend_from_slice(ending.close_reason.as_bytes());
+            let mut frames: VecDeque<Bytes> = rest.into_iter().chain([Bytes::from(frame)]).collect();
+            if self.write(&mut frames).await.is_ok() {
+                // The peer's close ends it from its side; one that does not answer is not waited for long.
+                let answer = async { while let Some(Ok(_)) = self.socket.next().await {} };
+                let _ = timeout(CLOSE_WAIT, answer).await;
+            }
+        }
+        let _ = timeout(CLOSE_WAIT, self.socket.get_mut().shutdown()).await;
+    }
+}
+
+/// How long a peer may take to answer a close.
+const CLOSE_WAIT: Duration = Duration::from_secs(2);
+
+/// One stream, begun.
+struct Session {
+    gateway: Gateway,
+    watch: Watch,
+    info: RunInfo,
+    place: Place,
+    found: Found,
+    /// Read and not sent yet.
+    items: VecDeque<Item>,
+}
+
+impl Session {
+    async fn run(mut self, mut socket: Socket) {
+        let goodbye = match self.open(&mut socket).await {
+            Ok(()) => self.stream(&mut socket).await,
+            Err(unwritten) => Err(unwritten),
+        };
+        let (goodbye, rest) = match goodbye {
+            Ok(goodbye) => (goodbye, None),
+            Err(Unwritten::Gone) => (Goodbye::ClientLeft, None),
+            Err(Unwritten::Stalled(rest)) => (Goodbye::SlowReader, rest),
+        };
+        self.watch.end(goodbye);
+        socket.close(goodbye, rest).await;
+    }
+
+    /// The first frames: what the client needs before anything else.
+    async fn open(&mut self, socket: &mut Socket) -> Result<(), Unwritten> {
+        let mut frames = VecDeque::new();
+        if self.found.is_elsewhere {
+            let cursor = self.cursor();
+            frames.push_back(websocket_text(&encode::gap(None, self.info.last_step_index, GAP_REASON, Some(&cursor))));
+        }
+        if self.place == Place::Start {
+            frames.push_back(self.snapshot().await?);
+        } else {
+            frames.push_back(websocket_text(&encode::run_frame(&self.info, &self.cursor())));
+        }
+        self.send(socket, frames).await
+    }
+
+    fn cursor(&self) -> String {
+        Cursor { incarnation: self.info.incarnation, seq: self.watch.reader.position().seq }.write(self.watch.reader.run())
+    }
+
+    /// The run and its first steps, as many as fit into one frame.
+    async fn snapshot(&mut self) -> Result<Bytes, Unwritten> {
+        let limit = self.gateway.settings().stream.frame_bytes_max;
+        let context = self.watch.reader.context().clone();
+        let (mut steps, mut bytes, mut seq) = (Vec::new(), 0, self.watch.reader.position().seq);
+        'fill: while self.watch.reader.position().seq < self.info.head {
+            let mut items = Vec::new();
+            if self.watch.reader.next(&mut items, limit).await.is_err() {
+                return Err(Unwritten::Gone);
+            }
+            self.items.extend(items);
+            while let Some(item) = self.items.front() {
+                let Item::Event { frame, .. } = item else { break 'fill };
+                match encode::step(&frame.event, &context) {
+                    Some(step) if steps.is_empty() || bytes + step.len() <= limit => {
+                        bytes += step.len();
+                        steps.push(step);
+                    }
+                    None if !encode::shows(&frame.event) => {}
+                    _ => break 'fill,
+                }
+                seq = frame.event.seq;
+                self.items.pop_front();
+            }
+        }
+        let cursor = Cursor { incarnation: self.info.incarnation, seq }.write(self.watch.reader.run());
+        Ok(websocket_text(&encode::steps_frame(Some(&self.info.run_object()), &steps, &cursor)))
+    }
+
+    async fn stream(&mut self, socket: &mut Socket) -> Result<Goodbye, Unwritten> {
+        let mut is_news = self.place == Place::Start || self.info.ended_at.is_none();
+        let mut read: Vec<Item> = Vec::new();
+        loop {
+            if self.items.is_empty() {
+                tokio::select! {
+                    happening = self.watch.next(&mut read) => match happening {
+                        Happening::Items => self.items.extend(read.drain(..)),
+                        Happening::Silence => {
+                            self.heartbeat(socket).await?;
+                            continue;
+                        }
+                        Happening::Over(Goodbye::Settled) => {
+                            if is_news {
+                                self.last_run_frame(socket).await?;
+                            }
+                            return Ok(Goodbye::Settled);
+                        }
+                        Happening::Over(goodbye) => return Ok(goodbye),
+                    },
+                    message = socket.socket.next() => match message {
+                        Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => continue,
+                        // Nothing that a client may say changes a stream that has begun.
+                        Some(Ok(Message::Text(text))) if serde_json::from_str::<serde_json::Map<_, _>>(&text).is_ok() => continue,
+                        Some(Ok(Message::Close(_)) | Err(tungstenite::Error::ConnectionClosed | tungstenite::Error::Io(_))) | None => {
+                            return Ok(Goodbye::ClientLeft);
+                        }
+                        Some(Ok(Message::Text(_) | Message::Binary(_)) | Err(_)) => return Ok(Goodbye::BadMessage),
+                    },
+                }
+            }
+            let frames: VecDeque<Bytes> = std::mem::take(&mut self.items).iter().filter_map(|item| self.encode(item)).collect();
+            is_news |= !frames.is_empty();
+            self.send(socket, frames).await?;
+        }
+    }
+
+    fn encode(&self, item: &Item) -> Option<Bytes> {
+        match item {
+            Item::Event { frame, .. } => frame.websocket(),
+            Item::Text { text, .. } => Some(text.websocket()),
+            Item::Hole { .. } => {
+                self.watch.connection.gap_sent();
+                Some(websocket_text(&encode::gap(None, self.info.last_step_index, GAP_REASON, Some(&self.cursor()))))
+            }
+        }
+    }
+
+    async fn send(&mut self, socket: &mut Socket, mut frames: VecDeque<Bytes>) -> Result<(), Unwritten> {
+        let (count, bytes) = (frames.len(), frames.iter().map(Bytes::len).sum());
+        if count > 0 {
+            socket.write(&mut frames).await?;
+            self.watch.connection.sent(count, bytes);
+        }
+        Ok(())
+    }
+
+    async fn heartbeat(&mut self, socket: &mut Socket) -> Result<(), Unwritten> {
+        let now = self.gateway.log().info(self.watch.reader.run()).await.ok().flatten();
+        let last = now.as_ref().map_or(self.info.last_step_index, |info| info.last_step_index);
+        let upstream = if now.is_some_and(|info| info.is_settled()) { "ended" } else { "live" };
+        let frame = websocket_text(&encode::heartbeat(&rfc3339(crate::now()), last, upstream));
+        // Beside it the protocol's own ping, which also proves that the peer is there.
+        self.send(socket, VecDeque::from([frame, Bytes::from_static(&[0x89, 0])])).await
+    }
+
+    async fn last_run_frame(&mut self, socket: &mut Socket) -> Result<(), Unwritten> {
+        if let Ok(Some(info)) = self.gateway.log().info(self.watch.reader.run()).await {
+            self.info = RunInfo::clone(&info);
+        }
+        let frame = websocket_text(&encode::run_frame(&self.info, &self.cursor()));
+        self.send(socket, VecDeque::from([frame])).await
+    }
+}

@@ -1,0 +1,9 @@
+//! From the log to everybody who watches: one hub a watched run, and clients that are positions, not queues.
+
+mod hub;
+mod reader;
+mod ring;
+
+pub use hub::{Hub, Hubs};
+pub use reader::{Item, Reader};
+pub use ring::{Chunk, Text};

@@ -1,0 +1,279 @@
+//! One hub a watched run: it follows the log's tail, holds the ring, and wakes its readers.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use runcast_config::{Fanout as FanoutSettings, Stream as StreamSettings};
+use runcast_translators::{
+    event::{Event, RunId, Seq},
+    frame::{Context, Frame},
+    position::Position,
+};
+use tokio::sync::{OnceCell, broadcast::error::RecvError, watch};
+
+use super::{reader::Reader, ring::Ring};
+use crate::{
+    log::{LiveItem, Log, OpenText, ReadError, ReadLimit, Tail, TailItem},
+    ops::metrics,
+};
+
+/// The hubs of this process.
+#[derive(Clone)]
+pub struct Hubs(Arc<Shared>);
+
+struct Shared {
+    log: Arc<dyn Log>,
+    settings: FanoutSettings,
+    record_bytes_max: usize,
+    message_bytes_max: usize,
+    hubs: Mutex<HashMap<RunId, Arc<OnceCell<Arc<Hub>>>>>,
+}
+
+/// See the module.
+pub struct Hub {
+    pub(super) run: RunId,
+    pub(super) context: Arc<Context>,
+    pub(super) settings: FanoutSettings,
+    pub(super) log: Arc<dyn Log>,
+    ring: Mutex<Ring>,
+    /// Counts changes; readers wait on it.
+    changes: watch::Sender<u64>,
+    pub(super) readers: AtomicUsize,
+    /// It has left the table: nobody may begin to read here.
+    closed: Mutex<bool>,
+}
+
+impl Hubs {
+    pub fn new(log: Arc<dyn Log>, settings: FanoutSettings, stream: &StreamSettings) -> Self {
+        Self(Arc::new(Shared {
+            log,
+            settings,
+            record_bytes_max: stream.record_bytes_max,
+            message_bytes_max: stream.message_bytes_max,
+            hubs: Mutex::new(HashMap::new()),
+        }))
+    }
+
+    /// A reader of the run from `position` on; `None` when there is no such run. `wants_text`: it shows live text.
+    pub async fn read(&self, run: &RunId, position: Position, wants_text: bool) -> Result<Option<Reader>, ReadError> {
+        loop {
+            let cell = self.hubs().entry(run.clone()).or_default().clone();
+            let started = cell.get_or_try_init(|| self.start(run)).await;
+            let hub = match started {
+                Ok(hub) => hub.clone(),
+                Err(error) => {
+                    let mut hubs = self.hubs();
+                    if hubs.get(run).is_some_and(|known| Arc::ptr_eq(known, &cell) && !known.initialized()) {
+                        hubs.remove(run);
+                    }
+                    return match error {
+                        StartError::Unknown => Ok(None),
+                        StartError::Read(error) => Err(error),
+                    };
+                }
+            };
+            let closed = hub.closed.lock().unwrap_or_else(PoisonError::into_inner);
+            if !*closed {
+                drop(closed);
+                return Ok(Some(Reader::new(hub, position, wants_text)));
+            }
+        }
+    }
+
+    /// What encoders need to know of a run; `None` when there is no such run.
+    pub async fn context(&self, run: &RunId) -> Result<Option<Arc<Context>>, ReadError> {
+        let info = self.0.log.info(run).await?;
+        Ok(info.map(|info| {
+            Arc::new(Context {
+                agent: info.origin.agent.clone(),
+                incarnation: info.incarnation,
+                record_bytes_max: self.0.record_bytes_max,
+                message_bytes_max: self.0.message_bytes_max,
+            })
+        }))
+    }
+
+    async fn start(&self, run: &RunId) -> Result<Arc<Hub>, StartError> {
+        // Follow first, then read: what is committed in between comes twice and is recognised, never missed.
+        let tail = self.0.log.tail(run).await.map_err(StartError::Read)?;
+        let context = self.context(run).await.map_err(StartError::Read)?.ok_or(StartError::Unknown)?;
+        let settings = &self.0.settings;
+        let from = tail.head.saturating_sub(settings.ring_events_max as u64);
+        let hub = Arc::new(Hub {
+            run: run.clone(),
+            context,
+            settings: settings.clone(),
+            log: self.0.log.clone(),
+            ring: Mutex::new(Ring::new(from, settings.ring_events_max, settings.ring_bytes_max)),
+            changes: watch::Sender::new(0),
+            readers: AtomicUsize::new(0),
+            closed: Mutex::new(false),
+        });
+        hub.catch_up(tail.head).await.map_err(StartError::Read)?;
+        hub.take_open(&tail.open);
+        metrics::hub_opened();
+        let (hubs, own) = (self.clone(), hub.clone());
+        tokio::spawn(async move {
+            own.follow(&hubs, tail).await;
+            metrics::ring_changed(-(own.ring().len() as i64));
+            metrics::hub_closed();
+        });
+        Ok(hub)
+    }
+
+    /// Takes an unwatched hub out of the table; false when somebody has come in the meantime.
+    fn retire(&self, hub: &Hub) -> bool {
+        let mut hubs = self.hubs();
+        let mut closed = hub.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        if hub.readers.load(Ordering::Acquire) > 0 {
+            return false;
+        }
+        *closed = true;
+        if hubs.get(&hub.run).and_then(|cell| cell.get()).is_some_and(|known| std::ptr::eq(known.as_ref(), hub)) {
+            hubs.remove(&hub.run);
+        }
+        true
+    }
+
+    fn hubs(&self) -> MutexGuard<'_, HashMap<RunId, Arc<OnceCell<Arc<Hub>>>>> {
+        self.0.hubs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+enum StartError {
+    Unknown,
+    Read(ReadError),
+}
+
+impl Hub {
+    pub(super) fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    pub(super) fn frame(&self, event: Arc<Event>) -> Arc<Frame> {
+        Arc::new(Frame::new(event, self.context.clone()))
+    }
+
+    pub(super) fn page(&self) -> ReadLimit {
+        ReadLimit { events_max: self.settings.page_events_max, bytes_max: self.settings.page_bytes_max }
+    }
+
+    async fn follow(&self, hubs: &Hubs, mut tail: Tail) {
+        let linger = Duration::from_millis(self.settings.linger_ms.max(1));
+        let mut unwatched = false;
+        let mut tick = tokio::time::interval(linger);
+        tick.reset();
+        loop {
+            let over = self.ring().is_settled();
+            tokio::select! {
+                item = tail.items.recv(), if !over => match item {
+                    Ok(TailItem::Committed(events)) => self.commit(&events).await,
+                    Ok(TailItem::Live(item)) => self.live(&item),
+                    Err(RecvError::Lagged(missed)) => {
+                        tracing::debug!(missed, "a hub fell behind its tail and reads the log");
+                        match self.follow_again().await {
+                            Ok(new) => tail = new,
+                            Err(error) => {
+                                tracing::error!(%error, "a hub cannot read the log; it tries again");
+                                tokio::time::sleep(Duration::from_millis(200)).await;
+                            }
+                        }
+                    }
+                    // The log has no more to say of this run for now.
+                    Err(RecvError::Closed) => match self.follow_again().await {
+                        Ok(new) => tail = new,
+                        Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
+                    },
+                },
+                _ = tick.tick() => {
+                    let idle = self.readers.load(Ordering::Acquire) == 0;
+                    if idle && unwatched && hubs.retire(self) {
+                        return;
+                    }
+                    unwatched = idle;
+                }
+            }
+        }
+    }
+
+    async fn follow_again(&self) -> Result<Tail, ReadError> {
+        let tail = self.log.tail(&self.run).await?;
+        self.catch_up(tail.head).await?;
+        self.take_open(&tail.open);
+        self.wake();
+        Ok(tail)
+    }
+
+    /// Reads the log up to `head`.
+    async fn catch_up(&self, head: Seq) -> Result<(), ReadError> {
+        loop {
+            let from = self.ring().head();
+            if from >= head {
+                return Ok(());
+            }
+            let events = self.log.read(&self.run, from, self.page()).await?;
+            let Some(first) = events.first() else { return Ok(()) };
+            if first.seq > from + 1 {
+                // Retention has removed what was there: begin behind it.
+                let mut ring = self.ring();
+                metrics::ring_changed(-(ring.len() as i64));
+                *ring = Ring::new(first.seq - 1, self.settings.ring_events_max, self.settings.ring_bytes_max);
+            }
+            self.take(&events);
+        }
+    }
+
+    async fn commit(&self, events: &[Arc<Event>]) {
+        let Some(first) = events.first() else { return };
+        if first.seq > self.ring().head() + 1
+            && let Err(error) = self.catch_up(first.seq - 1).await
+        {
+            tracing::error!(%error, "a hub cannot read the log");
+            return;
+        }
+        self.take(events);
+        self.wake();
+    }
+
+    /// Puts events into the ring; those that it has are passed over.
+    fn take(&self, events: &[Arc<Event>]) {
+        let frames: Vec<_> = events.iter().map(|event| self.frame(event.clone())).collect();
+        let mut ring = self.ring();
+        let before = ring.len();
+        for frame in frames {
+            if frame.event.seq == ring.head() + 1 {
+                ring.push(frame);
+            }
+        }
+        metrics::ring_changed(ring.len() as i64 - before as i64);
+    }
+
+    fn live(&self, item: &LiveItem) {
+        // Only text is shown; thinking and raw deltas belong to streams that a bridge upstream brings.
+        if let LiveItem::Text { base, start, text } = item
+            && self.ring().push_text(&self.run, *base, *start, text)
+        {
+            self.wake();
+        }
+    }
+
+    fn take_open(&self, open: &OpenText) {
+        if !open.text.is_empty() {
+            self.ring().push_text(&self.run, open.base, 0, &open.text);
+        }
+    }
+
+    fn wake(&self) {
+        self.changes.send_modify(|count| *count = count.wrapping_add(1));
+    }
+}

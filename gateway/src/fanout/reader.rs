@@ -1,0 +1,182 @@
+//! A client's side of a hub: a position that moves through the ring, and through the log while it is behind the ring.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::Ordering},
+};
+
+use runcast_translators::{
+    event::{RunId, Seq},
+    frame::{Context, Frame},
+    position::Position,
+};
+use tokio::sync::watch;
+
+use super::{Hub, Text};
+use crate::log::ReadError;
+
+/// What a client is to be sent next.
+#[derive(Clone, Debug)]
+pub enum Item {
+    /// An event; `text` is how much of the open text the client had before it.
+    Event { frame: Arc<Frame>, text: u32 },
+    /// Live text; `seq` is the client's last event.
+    Text { seq: Seq, text: Text },
+    /// Events before `earliest` are not kept any more.
+    Hole { earliest: Seq },
+}
+
+/// Events that are given at once at most, so that one reader does not hold the ring for long.
+const BATCH_EVENTS_MAX: usize = 256;
+
+/// See the module. It holds no queue: a reader that is not read from costs nothing.
+pub struct Reader {
+    hub: Arc<Hub>,
+    position: Position,
+    wants_text: bool,
+    /// Events that were read from the log and not given yet.
+    page: VecDeque<Arc<Frame>>,
+    changes: watch::Receiver<u64>,
+}
+
+impl Reader {
+    pub(super) fn new(hub: Arc<Hub>, position: Position, wants_text: bool) -> Self {
+        hub.readers.fetch_add(1, Ordering::AcqRel);
+        let changes = hub.changes();
+        Self { hub, position, wants_text, page: VecDeque::new(), changes }
+    }
+
+    pub fn run(&self) -> &RunId {
+        &self.hub.run
+    }
+
+    pub fn context(&self) -> &Arc<Context> {
+        &self.hub.context
+    }
+
+    pub fn position(&self) -> Position {
+        self.position
+    }
+
+    /// The newest event of the run here.
+    pub fn head(&self) -> Seq {
+        self.hub.ring().head()
+    }
+
+    pub fn is_in_ring(&self) -> bool {
+        self.position.seq >= self.hub.ring().floor()
+    }
+
+    /// Goes on from somewhere else.
+    pub fn move_to(&mut self, position: Position) {
+        self.position = position;
+        self.page.clear();
+    }
+
+    /// Waits until there is something and gives up to about `bytes_max` of it; false when the run is settled and the
+    /// client has all of it. Nothing is lost when the wait is given up.
+    pub async fn next(&mut self, out: &mut Vec<Item>, bytes_max: usize) -> Result<bool, ReadError> {
+        loop {
+            // Whatever changes from here on wakes us.
+            self.changes.borrow_and_update();
+            if self.take_page(out, bytes_max) {
+                return Ok(true);
+            }
+            match self.take_ring(out, bytes_max) {
+                Taken::Some => return Ok(true),
+                Taken::Over => return Ok(false),
+                Taken::Behind => self.read_log(out).await?,
+                Taken::Nothing => {
+                    if self.changes.changed().await.is_err() {
+                        return Err(ReadError("the hub is gone".into()));
+                    }
+                }
+            }
+            if !out.is_empty() {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn take_page(&mut self, out: &mut Vec<Item>, bytes_max: usize) -> bool {
+        let mut bytes = 0;
+        while out.len() < BATCH_EVENTS_MAX && bytes < bytes_max {
+            let Some(frame) = self.page.pop_front() else { break };
+            bytes += frame.weight();
+            self.give(frame, out);
+        }
+        !out.is_empty()
+    }
+
+    fn take_ring(&mut self, out: &mut Vec<Item>, bytes_max: usize) -> Taken {
+        let hub = self.hub.clone();
+        let ring = hub.ring();
+        if self.position.seq < ring.floor() {
+            return Taken::Behind;
+        }
+        let mut bytes = 0;
+        for frame in ring.after(self.position.seq) {
+            if out.len() >= BATCH_EVENTS_MAX || bytes >= bytes_max {
+                break;
+            }
+            bytes += frame.weight();
+            self.give(frame.clone(), out);
+        }
+        if self.wants_text && self.position.seq == ring.head() && self.position.text < ring.open_chars() {
+            let mut texts = Vec::new();
+            ring.text_after(self.position.text, &mut texts);
+            for text in texts {
+                self.position.text = text.end();
+                out.push(Item::Text { seq: self.position.seq, text });
+            }
+        }
+        if !out.is_empty() {
+            Taken::Some
+        } else if ring.is_settled() && self.position.seq >= ring.head() {
+            Taken::Over
+        } else {
+            Taken::Nothing
+        }
+    }
+
+    async fn read_log(&mut self, out: &mut Vec<Item>) -> Result<(), ReadError> {
+        let events = self.hub.log.read(&self.hub.run, self.position.seq, self.hub.page()).await?;
+        let (floor, head) = {
+            let ring = self.hub.ring();
+            (ring.floor(), ring.head())
+        };
+        let earliest = match events.first() {
+            Some(first) if first.seq == self.position.seq + 1 => {
+                // Only what the hub has too: a reader never runs ahead of it.
+                self.page.extend(events.into_iter().filter(|event| event.seq <= head).map(|event| self.hub.frame(event)));
+                return Ok(());
+            }
+            Some(first) => first.seq,
+            None => floor + 1,
+        };
+        self.position = Position::at(earliest - 1);
+        out.push(Item::Hole { earliest });
+        Ok(())
+    }
+
+    fn give(&mut self, frame: Arc<Frame>, out: &mut Vec<Item>) {
+        let body = &frame.event.fact.body;
+        let text = if self.wants_text && !body.voids_text() { self.position.text } else { 0 };
+        self.position = self.position.after(frame.event.seq, body.closes_text());
+        out.push(Item::Event { frame, text });
+    }
+}
+
+enum Taken {
+    Some,
+    Nothing,
+    Over,
+    Behind,
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.hub.readers.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+

@@ -1,0 +1,210 @@
+//! What a hub holds in memory: the newest events and the open text. No task, no lock: the hub has those.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, OnceLock},
+};
+
+use bytes::Bytes;
+use runcast_translators::{
+    event::{RunId, Seq},
+    frame::{Frame, Nodes, websocket_text},
+    nodes,
+    position::{Position, text_from},
+    steps,
+};
+
+/// The newest events of a run, without holes, and its open text.
+#[derive(Debug)]
+pub(super) struct Ring {
+    frames: VecDeque<Arc<Frame>>,
+    bytes: usize,
+    events_max: usize,
+    bytes_max: usize,
+    /// The seq before the oldest frame.
+    floor: Seq,
+    open: OpenText,
+    settled: bool,
+}
+
+/// The open text, as it came.
+#[derive(Debug, Default)]
+struct OpenText {
+    /// The closing event before it, as far as known.
+    base: Seq,
+    chars: u32,
+    chunks: Vec<Arc<Chunk>>,
+}
+
+/// A piece of open text as it was told, and its bytes in the encodings that were asked for.
+#[derive(Debug)]
+pub struct Chunk {
+    run: RunId,
+    /// The newest event when it came.
+    seq: Seq,
+    /// How many characters stand before it.
+    start: u32,
+    end: u32,
+    text: String,
+    sse: OnceLock<Bytes>,
+    ndjson: OnceLock<Bytes>,
+    websocket: OnceLock<Bytes>,
+}
+
+/// Open text for one client.
+#[derive(Clone, Debug)]
+pub enum Text {
+    /// A whole chunk, shared with everybody who stands at its start.
+    Shared(Arc<Chunk>),
+    /// What this client alone is owed.
+    Own { start: u32, text: String },
+}
+
+/// More chunks than this are sent to one client as one piece.
+const CHUNKS_MAX: usize = 4;
+
+impl Ring {
+    /// An empty ring of a run whose newest event is `head`.
+    pub fn new(head: Seq, events_max: usize, bytes_max: usize) -> Self {
+        Self { frames: VecDeque::new(), bytes: 0, events_max, bytes_max, floor: head, open: OpenText::default(), settled: false }
+    }
+
+    pub fn head(&self) -> Seq {
+        self.floor + self.frames.len() as u64
+    }
+
+    pub fn floor(&self) -> Seq {
+        self.floor
+    }
+
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    pub fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    pub fn open_chars(&self) -> u32 {
+        self.open.chars
+    }
+
+
+    /// Takes in the next event.
+    pub fn push(&mut self, frame: Arc<Frame>) {
+        assert_eq!(frame.event.seq, self.head() + 1, "a ring has no holes");
+        let body = &frame.event.fact.body;
+        if body.closes_text() {
+            self.open = OpenText { base: frame.event.seq, ..OpenText::default() };
+        }
+        self.settled |= matches!(body, runcast_translators::event::Body::Settled(_));
+        self.bytes += frame.weight();
+        self.frames.push_back(frame);
+        // The newest event stays, however large.
+        while self.frames.len() > 1 && (self.frames.len() > self.events_max || self.bytes > self.bytes_max) {
+            if let Some(oldest) = self.frames.pop_front() {
+                self.bytes -= oldest.weight();
+                self.floor += 1;
+            }
+        }
+    }
+
+    /// Takes in live text that begins `start` characters behind the closing event `base`; gives whether it says anything new.
+    pub fn push_text(&mut self, run: &RunId, base: Seq, start: u32, text: &str) -> bool {
+        if base < self.open.base || start > self.open.chars {
+            // Of an older message, or behind a hole: the commit will bring it.
+            return false;
+        }
+        if base > self.open.base {
+            self.open = OpenText { base, ..OpenText::default() };
+        }
+        let fresh = text_from(text, self.open.chars - start);
+        if fresh.is_empty() {
+            return false;
+        }
+        let end = self.open.chars + fresh.chars().count() as u32;
+        self.open.chunks.push(Arc::new(Chunk {
+            run: run.clone(),
+            seq: self.head(),
+            start: self.open.chars,
+            end,
+            text: fresh.to_owned(),
+            sse: OnceLock::new(),
+            ndjson: OnceLock::new(),
+            websocket: OnceLock::new(),
+        }));
+        self.open.chars = end;
+        true
+    }
+
+    /// The frames after `after`, which must not be before the floor.
+    pub fn after(&self, after: Seq) -> impl Iterator<Item = &Arc<Frame>> {
+        self.frames.range((after.saturating_sub(self.floor) as usize).min(self.frames.len())..)
+    }
+
+    /// What a client with `chars` characters of the open text is owed of it.
+    pub fn text_after(&self, chars: u32, out: &mut Vec<Text>) {
+        if chars >= self.open.chars {
+            return;
+        }
+        let first = self.open.chunks.partition_point(|chunk| chunk.end <= chars);
+        let chunks = &self.open.chunks[first..];
+        let inside = chunks.first().is_some_and(|chunk| chunk.start < chars);
+        if inside || chunks.len() > CHUNKS_MAX {
+            let mut text = String::new();
+            for (at, chunk) in chunks.iter().enumerate() {
+                text.push_str(if at == 0 { text_from(&chunk.text, chars - chunk.start) } else { &chunk.text });
+            }
+            out.push(Text::Own { start: chars, text });
+        } else {
+            out.extend(chunks.iter().cloned().map(Text::Shared));
+        }
+    }
+}
+
+impl Text {
+    /// How many characters of open text a client has with it.
+    pub fn end(&self) -> u32 {
+        match self {
+            Self::Shared(chunk) => chunk.end,
+            Self::Own { start, text } => start + text.chars().count() as u32,
+        }
+    }
+
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Shared(chunk) => chunk.text.len(),
+            Self::Own { text, .. } => text.len(),
+        }
+    }
+
+    /// A `delta` frame, WebSocket header included.
+    pub fn websocket(&self) -> Bytes {
+        match self {
+            Self::Shared(chunk) => chunk.websocket.get_or_init(|| websocket_text(&steps::encode::delta(&chunk.text, chunk.start))).clone(),
+            Self::Own { start, text } => websocket_text(&steps::encode::delta(text, *start)),
+        }
+    }
+
+    /// A node record for a client whose last event is `seq`.
+    pub fn nodes(&self, encoding: Nodes, run: &RunId, seq: Seq) -> Bytes {
+        let make = |run: &RunId, text: &str| {
+            let record = nodes::encode::delta(run, Position { seq, text: self.end() }, text);
+            Bytes::from(match encoding {
+                Nodes::Sse => record.sse(),
+                Nodes::Ndjson => record.ndjson(),
+            })
+        };
+        match self {
+            Self::Shared(chunk) if chunk.seq == seq => {
+                let cell = match encoding {
+                    Nodes::Sse => &chunk.sse,
+                    Nodes::Ndjson => &chunk.ndjson,
+                };
+                cell.get_or_init(|| make(&chunk.run, &chunk.text)).clone()
+            }
+            Self::Shared(chunk) => make(run, &chunk.text),
+            Self::Own { text, .. } => make(run, text),
+        }
+    }
+}

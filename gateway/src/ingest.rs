@@ -1,0 +1,199 @@
+//! From upstream records to logged events: one owner per run decodes, lets the log number, and tells what is live.
+//!
+//! Any number of connections may feed a run; they speak to its owner through a short queue. An owner's state can be lost
+//! at any moment: it is rebuilt from the run's log.
+
+mod lines;
+mod owner;
+
+pub use lines::{Line, Lines};
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Instant,
+};
+
+use runcast_config::Ingest as IngestSettings;
+use runcast_translators::event::RunId;
+use tokio::sync::{mpsc, oneshot};
+
+use self::owner::Owner;
+use crate::log::Log;
+
+/// Why an upstream is refused. None of these loses anything that was accepted.
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+pub enum Refused {
+    #[error("the run belongs to another session")]
+    InUse,
+    #[error("the run is settled")]
+    Settled,
+    #[error("a newer connection of the same session has taken over")]
+    Superseded,
+    #[error("another process writes this run")]
+    NotOwner,
+    #[error("there is no such run")]
+    Unknown,
+    #[error("too many runs are being written: try again later")]
+    Full,
+    #[error("the log cannot be read: {0}")]
+    Log(String),
+}
+
+/// How far a session's lines are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub session: String,
+    /// The line to send next if the connection is lost: everything before it is logged, with all that it needs.
+    pub next_line: u64,
+}
+
+/// Lines as they came, in order.
+#[derive(Debug)]
+pub struct LineBatch {
+    /// The number of the first.
+    pub from: u64,
+    pub lines: Vec<Line>,
+    /// When they came: for the lag that is measured,
+    pub received: Instant,
+    /// and for the events (epoch milliseconds).
+    pub at: i64,
+}
+
+enum Command {
+    Attach { session: String, hold: Hold, reply: oneshot::Sender<Result<Progress, Refused>> },
+    Lines { hold: Hold, batch: LineBatch },
+    /// Answers when everything before it is done.
+    Progress { reply: oneshot::Sender<Result<Progress, Refused>> },
+    End { session: String, exit_status: Option<i32>, reply: oneshot::Sender<Result<Progress, Refused>> },
+}
+
+/// What ties a connection to an owner: each new one is another; once it is broken, its lines are not taken any more.
+type Hold = Arc<OnceLock<Refused>>;
+
+/// The owners of this process.
+#[derive(Clone)]
+pub struct Ingest(Arc<Shared>);
+
+struct Shared {
+    log: Arc<dyn Log>,
+    settings: IngestSettings,
+    owners: Mutex<HashMap<RunId, mpsc::Sender<Command>>>,
+}
+
+/// One connection's hold on a run.
+pub struct Feed {
+    ingest: Ingest,
+    run: RunId,
+    hold: Hold,
+    /// As it was at the attach.
+    pub progress: Progress,
+}
+
+impl Ingest {
+    pub fn new(log: Arc<dyn Log>, settings: IngestSettings) -> Self {
+        Self(Arc::new(Shared { log, settings, owners: Mutex::new(HashMap::new()) }))
+    }
+
+    /// Begins to feed a run; it is made with its first event. An older connection of the session is cut off.
+    pub async fn attach(&self, run: &RunId, session: &str) -> Result<Feed, Refused> {
+        let hold = Hold::default();
+        let progress = self.ask(run, |reply| Command::Attach { session: session.into(), hold: hold.clone(), reply }).await?;
+        Ok(Feed { ingest: self.clone(), run: run.clone(), hold, progress })
+    }
+
+    /// How far a run's session has come.
+    pub async fn progress(&self, run: &RunId) -> Result<Progress, Refused> {
+        let info = self.0.log.info(run).await.map_err(|error| Refused::Log(error.0))?.ok_or(Refused::Unknown)?;
+        if info.is_settled() {
+            return Err(Refused::Settled);
+        }
+        self.ask(run, |reply| Command::Progress { reply }).await
+    }
+
+    /// Tells that the source is over. The run is settled when this returns.
+    pub async fn end(&self, run: &RunId, session: &str, exit_status: Option<i32>) -> Result<Progress, Refused> {
+        self.ask(run, |reply| Command::End { session: session.into(), exit_status, reply }).await
+    }
+
+    /// Ends all owners: what they were given is logged when this returns.
+    pub async fn close(&self) {
+        let owners: Vec<_> = self.owners().drain().map(|(_, owner)| owner).collect();
+        for owner in owners {
+            let (reply, answer) = oneshot::channel();
+            if owner.send(Command::Progress { reply }).await.is_ok() {
+                let _ = answer.await;
+            }
+        }
+    }
+
+    async fn ask<T>(&self, run: &RunId, command: impl Fn(oneshot::Sender<Result<T, Refused>>) -> Command) -> Result<T, Refused> {
+        // An owner may end between being found and being asked: then a new one is asked.
+        for _ in 0..3 {
+            let owner = self.owner(run)?;
+            let (reply, answer) = oneshot::channel();
+            if owner.send(command(reply)).await.is_ok()
+                && let Ok(answer) = answer.await
+            {
+                return answer;
+            }
+            self.forget(run, &owner);
+        }
+        Err(Refused::Log("the run's owner does not answer".into()))
+    }
+
+    fn owner(&self, run: &RunId) -> Result<mpsc::Sender<Command>, Refused> {
+        let mut owners = self.owners();
+        if let Some(owner) = owners.get(run) {
+            return Ok(owner.clone());
+        }
+        if owners.len() >= self.0.settings.open_runs_max {
+            return Err(Refused::Full);
+        }
+        let (commands, queue) = mpsc::channel(self.0.settings.queue_max);
+        owners.insert(run.clone(), commands.clone());
+        let owner = Owner::new(run.clone(), self.0.log.clone(), self.0.settings.clone());
+        let (ingest, run, own) = (self.clone(), run.clone(), commands.downgrade());
+        tokio::spawn(async move {
+            owner.run(queue).await;
+            if let Some(own) = own.upgrade() {
+                ingest.forget(&run, &own);
+            }
+        });
+        Ok(commands)
+    }
+
+    fn forget(&self, run: &RunId, owner: &mpsc::Sender<Command>) {
+        let mut owners = self.owners();
+        if owners.get(run).is_some_and(|known| known.same_channel(owner)) {
+            owners.remove(run);
+        }
+    }
+
+    fn owners(&self) -> std::sync::MutexGuard<'_, HashMap<RunId, mpsc::Sender<Command>>> {
+        self.0.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Feed {
+    /// Hands lines to the owner; waits while it has enough to do. What went wrong with earlier ones shows here or in
+    /// [`Self::finish`].
+    pub async fn send(&mut self, batch: LineBatch) -> Result<(), Refused> {
+        self.check()?;
+        let owner = self.ingest.owner(&self.run)?;
+        let sent = owner.send(Command::Lines { hold: self.hold.clone(), batch }).await;
+        // The owner is gone, and with it the queue: the sender must ask from where to go on.
+        sent.map_err(|_| Refused::Superseded)
+    }
+
+    /// Waits until all that was sent is logged.
+    pub async fn finish(&mut self) -> Result<Progress, Refused> {
+        let progress = self.ingest.ask(&self.run, |reply| Command::Progress { reply }).await;
+        self.check()?;
+        progress
+    }
+
+    fn check(&self) -> Result<(), Refused> {
+        self.hold.get().cloned().map_or(Ok(()), Err)
+    }
+}

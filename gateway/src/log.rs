@@ -1,0 +1,149 @@
+//! The run log: the one place that numbers events, keeps them, and tells who follows that there are more.
+//!
+//! Everything right of it (fan-out, clients) sees a durable event only after the log has it.
+
+mod embedded;
+
+pub use embedded::Embedded;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use runcast_translators::{
+    event::{Event, Fact, Millis, NewRun, RunId, RunInfo, RunStatus, Seq},
+    json::Json,
+};
+use tokio::sync::broadcast;
+
+/// Facts to be numbered and kept, all or none.
+#[derive(Debug)]
+pub struct Append {
+    pub run: RunId,
+    /// The seq of the run's last event as the caller knows it (0 for a run that is not there): another writer's events
+    /// are noticed by it.
+    pub expected_head: Seq,
+    pub facts: Vec<Fact>,
+    /// Used when the run does not exist yet.
+    pub origin: NewRun,
+}
+
+/// Why nothing was appended.
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+pub enum AppendError {
+    #[error("another writer has added to the run: its head is {head}")]
+    Conflict { head: Seq },
+    #[error("the run is settled")]
+    Settled,
+    #[error("the log cannot write: {0}")]
+    Unavailable(String),
+}
+
+impl AppendError {
+    /// Whether the same append may succeed later.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, Self::Unavailable(_))
+    }
+}
+
+/// Why nothing could be read.
+#[derive(Debug, thiserror::Error, Clone)]
+#[error("the log cannot read: {0}")]
+pub struct ReadError(pub String);
+
+/// How much one read gives.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadLimit {
+    pub events_max: usize,
+    pub bytes_max: usize,
+}
+
+/// What the log tells those who follow a run.
+#[derive(Clone, Debug)]
+pub enum TailItem {
+    /// Events that are kept now, in order.
+    Committed(Arc<[Arc<Event>]>),
+    Live(Arc<LiveItem>),
+}
+
+/// A live event with its place: after the closing event `base`, behind `start` characters.
+#[derive(Clone, Debug)]
+pub enum LiveItem {
+    Text { base: Seq, start: u32, text: String },
+    Thinking { text: String },
+    Upstream { payload: Json },
+}
+
+/// A follower of one run: what is there now, and all that comes after it.
+#[derive(Debug)]
+pub struct Tail {
+    pub head: Seq,
+    pub open: OpenText,
+    pub items: broadcast::Receiver<TailItem>,
+}
+
+/// The open text as far as it is known here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenText {
+    /// The closing event that it follows; 0 when none is known.
+    pub base: Seq,
+    pub text: String,
+}
+
+/// Which runs a list shows, newest first.
+#[derive(Clone, Debug, Default)]
+pub struct RunFilter {
+    pub status: Option<RunStatus>,
+    pub agent: Option<String>,
+    /// Only runs made before the one that this page ended with.
+    pub before: Option<(Millis, u64)>,
+    pub limit: usize,
+}
+
+/// One page of a list.
+#[derive(Clone, Debug, Default)]
+pub struct RunPage {
+    pub runs: Vec<Arc<RunInfo>>,
+    pub next: Option<(Millis, u64)>,
+}
+
+/// How full the log is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogStats {
+    pub runs: u64,
+    pub open_runs: u64,
+    pub bytes: u64,
+    /// Appends that wait for the writer.
+    pub waiting: u64,
+}
+
+/// See the module. Implementations are cheap to share.
+#[async_trait]
+pub trait Log: Send + Sync + 'static {
+    /// Numbers and keeps facts. They are durable when this returns.
+    async fn append(&self, append: Append) -> Result<Vec<Arc<Event>>, AppendError>;
+
+    /// The events after `after`, as many as the limit allows (at least one, if there is one).
+    async fn read(&self, run: &RunId, after: Seq, limit: ReadLimit) -> Result<Vec<Arc<Event>>, ReadError>;
+
+    /// What the index knows of a run; a tombstone is none.
+    async fn info(&self, run: &RunId) -> Result<Option<Arc<RunInfo>>, ReadError>;
+
+    async fn list(&self, filter: RunFilter) -> Result<RunPage, ReadError>;
+
+    /// Follows a run, whether it exists or not.
+    async fn tail(&self, run: &RunId) -> Result<Tail, ReadError>;
+
+    /// Tells the followers something that is not kept. Only what comes after all acknowledged events may be told.
+    fn publish_live(&self, run: &RunId, item: LiveItem);
+
+    /// Where the step_index first stood, or the largest smaller one: its index and seq.
+    async fn place_of_step(&self, run: &RunId, index: i64) -> Result<Option<(i64, Seq)>, ReadError>;
+
+    fn stats(&self) -> LogStats;
+
+    /// Whether appends work; the text says why not.
+    fn health(&self) -> Result<(), String>;
+
+    /// Takes no more appends, finishes those that wait.
+    async fn close(&self);
+}

@@ -1,0 +1,182 @@
+//! The one thread that writes: it takes what waits, commits it at once, and only then tells.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use runcast_config::Log as LogSettings;
+use runcast_translators::event::{Event, RunId, RunInfo};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{index::Index, retention, store::Store, tails::Tails};
+use crate::{
+    log::{Append, AppendError},
+    ops::metrics,
+};
+
+type Reply = oneshot::Sender<Result<Vec<Arc<Event>>, AppendError>>;
+
+pub(super) enum Command {
+    Append { append: Append, records: Vec<Vec<u8>>, reply: Reply },
+    Sweep { now: i64, reply: oneshot::Sender<u64> },
+    Close { reply: oneshot::Sender<()> },
+}
+
+pub(super) struct Writer {
+    pub store: Arc<Store>,
+    pub index: Arc<Mutex<Index>>,
+    pub tails: Arc<Tails>,
+    pub health: Arc<Mutex<Result<(), String>>>,
+    pub waiting: Arc<AtomicU64>,
+    pub settings: LogSettings,
+}
+
+/// What one commit holds.
+#[derive(Default)]
+struct Group {
+    /// The runs as they will be, with their number in the store.
+    runs: HashMap<RunId, (u64, RunInfo)>,
+    accepted: Vec<Accepted>,
+    refused: Vec<(Reply, AppendError)>,
+    next_number: u64,
+    bytes: usize,
+}
+
+struct Accepted {
+    number: u64,
+    events: Vec<Arc<Event>>,
+    records: Vec<Vec<u8>>,
+    /// For each event: its step_index and whether it is the largest so far.
+    steps: Vec<Option<(i64, bool)>>,
+    reply: Reply,
+}
+
+impl Writer {
+    pub fn run(self, mut queue: mpsc::Receiver<Command>) {
+        while let Some(command) = queue.blocking_recv() {
+            let mut group = Group { next_number: self.index().next_number(), ..Group::default() };
+            let mut next = Some(command);
+            let mut after = None;
+            let mut taken = 0;
+            while let Some(command) = next.take() {
+                match command {
+                    Command::Append { append, records, reply } => {
+                        taken += 1;
+                        group.bytes += records.iter().map(Vec::len).sum::<usize>();
+                        self.take(&mut group, append, records, reply);
+                        if taken < self.settings.group_appends_max && group.bytes < self.settings.group_bytes_max {
+                            next = queue.try_recv().ok();
+                        }
+                    }
+                    other => after = Some(other),
+                }
+            }
+            self.waiting.fetch_sub(taken as u64, Ordering::Relaxed);
+            self.commit(group);
+            match after {
+                Some(Command::Sweep { now, reply }) => {
+                    let _ = reply.send(retention::sweep(&self.store, &self.index, &self.settings.retention, now));
+                }
+                Some(Command::Close { reply }) => {
+                    queue.close();
+                    let _ = reply.send(());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Checks an append against the index and what the group already holds, and numbers its facts.
+    fn take(&self, group: &mut Group, append: Append, records: Vec<Vec<u8>>, reply: Reply) {
+        let (number, mut info) = match group.runs.get(&append.run) {
+            Some((number, info)) => (*number, info.clone()),
+            None => match self.index().entry(&append.run) {
+                Some(entry) => (entry.number, RunInfo::clone(&entry.info)),
+                None => {
+                    group.next_number += 1;
+                    let at = append.facts.first().map_or(0, |fact| fact.at);
+                    (group.next_number - 1, RunInfo::new(append.run.clone(), append.origin.clone(), at))
+                }
+            },
+        };
+        if info.tombstone {
+            // A new incarnation goes on behind the old one's head, so that no old cursor points into it.
+            let at = append.facts.first().map_or(0, |fact| fact.at);
+            let fresh = RunInfo::new(append.run.clone(), append.origin, at);
+            info = RunInfo { incarnation: info.incarnation + 1, head: info.head, first: info.head + 1, ..fresh };
+        }
+        if info.is_settled() {
+            return group.refused.push((reply, AppendError::Settled));
+        }
+        if info.head != append.expected_head && !(append.expected_head == 0 && info.first == info.head + 1) {
+            return group.refused.push((reply, AppendError::Conflict { head: info.head }));
+        }
+        let mut events = Vec::with_capacity(append.facts.len());
+        let mut steps = Vec::with_capacity(append.facts.len());
+        for (fact, record) in append.facts.into_iter().zip(&records) {
+            let event = Event { run: append.run.clone(), seq: info.head + 1, fact };
+            let step = event.fact.step.as_ref().map(|step| step.index);
+            steps.push(step.map(|index| (index, info.last_step_index.is_none_or(|last| index > last))));
+            info.apply(&event);
+            info.bytes += record.len() as u64;
+            events.push(Arc::new(event));
+        }
+        group.runs.insert(append.run, (number, info));
+        group.accepted.push(Accepted { number, events, records, steps, reply });
+    }
+
+    fn commit(&self, group: Group) {
+        for (reply, error) in group.refused {
+            let _ = reply.send(Err(error));
+        }
+        if group.accepted.is_empty() {
+            return;
+        }
+        let start = Instant::now();
+        let result = self.store.write(|tables| {
+            for accepted in &group.accepted {
+                for ((event, record), step) in accepted.events.iter().zip(&accepted.records).zip(&accepted.steps) {
+                    tables.put_event(accepted.number, event.seq, record)?;
+                    if let Some((index, is_new)) = step {
+                        tables.put_step(accepted.number, *index, event.seq, *is_new)?;
+                    }
+                }
+            }
+            group.runs.values().try_for_each(|(number, info)| tables.put_run(*number, info))
+        });
+        let events: usize = group.accepted.iter().map(|accepted| accepted.events.len()).sum();
+        metrics::log_committed(events, group.bytes, start.elapsed());
+        if let Err(error) = result {
+            let what = error.to_string();
+            metrics::log_failed(&what);
+            self.set_health(Err(what.clone()));
+            for accepted in group.accepted {
+                let _ = accepted.reply.send(Err(AppendError::Unavailable(what.clone())));
+            }
+            return;
+        }
+        self.set_health(Ok(()));
+        let commits = group.accepted.iter().filter_map(|accepted| Some((accepted.events.first()?.run.clone(), accepted.events.clone().into())));
+        self.tails.tell_committed(commits.collect(), || {
+            let mut index = self.index();
+            group.runs.into_values().for_each(|(number, info)| index.put(number, info));
+        });
+        for accepted in group.accepted {
+            // Who asked may be gone: the events are kept all the same.
+            let _ = accepted.reply.send(Ok(accepted.events));
+        }
+    }
+
+    fn set_health(&self, health: Result<(), String>) {
+        *self.health.lock().unwrap_or_else(PoisonError::into_inner) = health;
+    }
+
+    fn index(&self) -> std::sync::MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,4 @@
+//! What an operator sees: metrics and health.
+
+pub mod health;
+pub mod metrics;

@@ -1,0 +1,256 @@
+//! Every signal in one place: its name, what it counts, and the log line that goes with it.
+//!
+//! Labels are closed sets: a protocol, a kind, a reason. Never a run, a subject, a path or a token.
+
+use std::time::Duration;
+
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use runcast_translators::{
+    event::{Event, RunStatus},
+    goodbye::Goodbye,
+};
+
+/// How a client is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    WebSocket,
+    Sse,
+    Ndjson,
+    Grpc,
+    Connect,
+    Rest,
+}
+
+impl Protocol {
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::WebSocket => "websocket",
+            Self::Sse => "sse",
+            Self::Ndjson => "ndjson",
+            Self::Grpc => "grpc",
+            Self::Connect => "connect",
+            Self::Rest => "rest",
+        }
+    }
+}
+
+/// From where a client that came with a cursor was served first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResumedFrom {
+    Ring,
+    Log,
+    Gap,
+}
+
+const SECONDS: &[f64] = &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// Starts collecting; gives what renders `/metrics`.
+pub fn install() -> Result<metrics_exporter_prometheus::PrometheusHandle, metrics_exporter_prometheus::BuildError> {
+    let handle = metrics_exporter_prometheus::PrometheusBuilder::new().set_buckets(SECONDS)?.install_recorder()?;
+    describe();
+    Ok(handle)
+}
+
+fn describe() {
+    describe_gauge!("runcast_connections", "Open streams by protocol.");
+    describe_counter!("runcast_connects_total", "Streams that were begun, by protocol.");
+    describe_counter!("runcast_goodbyes_total", "Streams that ended, by protocol and reason.");
+    describe_counter!("runcast_frames_sent_total", "Records handed to sockets, by protocol.");
+    describe_counter!("runcast_sent_bytes_total", Unit::Bytes, "Bytes handed to sockets, by protocol.");
+    describe_counter!("runcast_resumes_total", "Streams that began with a cursor, by protocol and where their events came from first.");
+    describe_counter!("runcast_gaps_sent_total", "Clients that were told that events are missing, by protocol.");
+    describe_counter!("runcast_requests_refused_total", "Requests answered with an error, by protocol and reason.");
+    describe_counter!("runcast_text_cursors_beyond_total", "Cursors that claimed more text than a message has.");
+    describe_counter!("runcast_connections_refused_total", "Connections refused because the server was full.");
+    describe_gauge!("runcast_hubs", "Runs held in memory for their watchers.");
+    describe_gauge!("runcast_ring_events", "Events held in memory for watchers.");
+    describe_counter!("runcast_events_omitted_total", "Events that a protocol does not show on purpose, by protocol and kind.");
+    describe_counter!("runcast_values_replaced_total", "Values replaced by the nearest that a protocol can hold.");
+    describe_counter!("runcast_ingest_records_total", "Records taken from upstreams.");
+    describe_counter!("runcast_ingest_bytes_total", Unit::Bytes, "Bytes of records taken from upstreams.");
+    describe_counter!("runcast_records_omitted_total", "Records of upstreams that are no events, by kind.");
+    describe_counter!("runcast_unreadable_records_total", "Records of upstreams that could not be read.");
+    describe_counter!("runcast_late_records_total", "Records that came after their run was settled.");
+    describe_counter!("runcast_repeated_records_total", "Records that were sent again and recognised.");
+    describe_histogram!("runcast_ingest_lag_seconds", Unit::Seconds, "From the arrival of a record to its commit.");
+    describe_counter!("runcast_runs_settled_total", "Runs that ended, by status.");
+    describe_gauge!("runcast_log_runs", "Runs in the log.");
+    describe_gauge!("runcast_log_open_runs", "Runs in the log that are not settled.");
+    describe_gauge!("runcast_log_bytes", Unit::Bytes, "Bytes of events in the log.");
+    describe_gauge!("runcast_log_appends_waiting", "Appends that wait for the log's writer.");
+    describe_counter!("runcast_log_events_total", "Events committed to the log.");
+    describe_counter!("runcast_log_written_bytes_total", Unit::Bytes, "Bytes of events committed to the log.");
+    describe_histogram!("runcast_log_commit_seconds", Unit::Seconds, "Time of one commit.");
+    describe_counter!("runcast_log_failures_total", "Commits that failed.");
+    describe_counter!("runcast_runs_removed_total", "Runs removed by retention.");
+}
+
+/// An open stream; counts its begin, and its end when it is told or dropped.
+#[derive(Debug)]
+pub struct Connection {
+    protocol: Protocol,
+    said: bool,
+}
+
+impl Connection {
+    pub fn open(protocol: Protocol) -> Self {
+        gauge!("runcast_connections", "protocol" => protocol.label()).increment(1);
+        counter!("runcast_connects_total", "protocol" => protocol.label()).increment(1);
+        tracing::debug!(protocol = protocol.label(), "stream begun");
+        Self { protocol, said: false }
+    }
+
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    pub fn sent(&self, frames: usize, bytes: usize) {
+        counter!("runcast_frames_sent_total", "protocol" => self.protocol.label()).increment(frames as u64);
+        counter!("runcast_sent_bytes_total", "protocol" => self.protocol.label()).increment(bytes as u64);
+    }
+
+    pub fn resumed(&self, from: ResumedFrom) {
+        let from = match from {
+            ResumedFrom::Ring => "ring",
+            ResumedFrom::Log => "log",
+            ResumedFrom::Gap => "gap",
+        };
+        counter!("runcast_resumes_total", "protocol" => self.protocol.label(), "from" => from).increment(1);
+    }
+
+    pub fn gap_sent(&self) {
+        counter!("runcast_gaps_sent_total", "protocol" => self.protocol.label()).increment(1);
+    }
+
+    /// Counts why it ends; only the first reason counts.
+    pub fn goodbye(&mut self, goodbye: Goodbye) {
+        if !std::mem::replace(&mut self.said, true) {
+            let reason = goodbye.ending().label;
+            counter!("runcast_goodbyes_total", "protocol" => self.protocol.label(), "reason" => reason).increment(1);
+            tracing::debug!(protocol = self.protocol.label(), reason, "stream ended");
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.goodbye(Goodbye::ClientLeft);
+        gauge!("runcast_connections", "protocol" => self.protocol.label()).decrement(1);
+    }
+}
+
+/// `reason` is one of our own codes.
+pub fn refused(protocol: Protocol, reason: &'static str) {
+    counter!("runcast_requests_refused_total", "protocol" => protocol.label(), "reason" => reason).increment(1);
+}
+
+pub fn connection_refused() {
+    counter!("runcast_connections_refused_total").increment(1);
+}
+
+pub fn text_cursor_beyond() {
+    counter!("runcast_text_cursors_beyond_total").increment(1);
+}
+
+pub fn values_replaced(count: usize) {
+    if count > 0 {
+        counter!("runcast_values_replaced_total").increment(count as u64);
+    }
+}
+
+pub fn hub_opened() {
+    gauge!("runcast_hubs").increment(1);
+}
+
+pub fn hub_closed() {
+    gauge!("runcast_hubs").decrement(1);
+}
+
+/// `change` is how many events more a ring holds.
+pub fn ring_changed(change: i64) {
+    gauge!("runcast_ring_events").increment(change as f64);
+}
+
+pub fn records_ingested(records: usize, bytes: usize) {
+    counter!("runcast_ingest_records_total").increment(records as u64);
+    counter!("runcast_ingest_bytes_total").increment(bytes as u64);
+}
+
+pub fn record_omitted(kind: &'static str) {
+    counter!("runcast_records_omitted_total", "kind" => kind).increment(1);
+}
+
+pub fn records_repeated(count: u64) {
+    if count > 0 {
+        counter!("runcast_repeated_records_total").increment(count);
+    }
+}
+
+pub fn late_records(count: u64) {
+    counter!("runcast_late_records_total").increment(count);
+    tracing::error!(count, "records came after their run was settled and are not kept");
+}
+
+/// Events that were just committed: what is unreadable or left out in a protocol, and what has ended.
+pub fn events_committed(events: &[std::sync::Arc<Event>], lag: Duration) {
+    use runcast_translators::{bridge, event::Body, nodes, steps};
+    histogram!("runcast_ingest_lag_seconds").record(lag.as_secs_f64());
+    for event in events {
+        let kind = event.fact.body.kind();
+        let shows = [
+            ("websocket", steps::encode::shows(event)),
+            ("sse", nodes::encode::shows(event)),
+            ("grpc", bridge::encode::shows(event)),
+        ];
+        for (protocol, _) in shows.iter().filter(|(_, shows)| !shows) {
+            counter!("runcast_events_omitted_total", "protocol" => *protocol, "kind" => kind).increment(1);
+        }
+        match &event.fact.body {
+            Body::Unreadable(report) => {
+                counter!("runcast_unreadable_records_total").increment(1);
+                tracing::warn!(run = %event.run, line = report.line, bytes = report.bytes, reason = report.reason, "a record could not be read");
+            }
+            Body::Settled(outcome) => {
+                counter!("runcast_runs_settled_total", "status" => status_label(outcome.status)).increment(1);
+                tracing::info!(run = %event.run, status = status_label(outcome.status), seq = event.seq, "run settled");
+            }
+            _ => {}
+        }
+    }
+}
+
+fn status_label(status: RunStatus) -> &'static str {
+    match status {
+        RunStatus::Creating => "creating",
+        RunStatus::Running => "running",
+        RunStatus::Finished => "finished",
+        RunStatus::Error => "error",
+        RunStatus::Cancelled => "cancelled",
+        RunStatus::Expired => "expired",
+    }
+}
+
+pub fn log_committed(events: usize, bytes: usize, took: Duration) {
+    counter!("runcast_log_events_total").increment(events as u64);
+    counter!("runcast_log_written_bytes_total").increment(bytes as u64);
+    histogram!("runcast_log_commit_seconds").record(took.as_secs_f64());
+}
+
+pub fn log_failed(what: &str) {
+    counter!("runcast_log_failures_total").increment(1);
+    tracing::error!(what, "the log cannot write; ingest waits and tries again");
+}
+
+pub fn runs_removed(count: u64) {
+    if count > 0 {
+        counter!("runcast_runs_removed_total").increment(count);
+        tracing::info!(count, "removed settled runs beyond the retention limits");
+    }
+}
+
+pub fn log_stats(stats: &crate::log::LogStats) {
+    gauge!("runcast_log_runs").set(stats.runs as f64);
+    gauge!("runcast_log_open_runs").set(stats.open_runs as f64);
+    gauge!("runcast_log_bytes").set(stats.bytes as f64);
+    gauge!("runcast_log_appends_waiting").set(stats.waiting as f64);
+}

@@ -1,0 +1,4 @@
+//! Where runs come from.
+
+pub mod http;
+pub mod ndjson;

@@ -1,0 +1,164 @@
+//! Runs that are sent in: NDJSON over HTTP, by sessions that number their lines.
+
+use std::time::Instant;
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Path, Query, State},
+    http::StatusCode,
+    response::Response,
+    routing::{get, post},
+};
+use futures_util::StreamExt as _;
+use runcast_config::Ingest as IngestSettings;
+use runcast_translators::{event::RunId, json::push_string};
+use serde::Deserialize;
+
+use crate::{
+    answer,
+    ingest::{Feed, Ingest, Line, LineBatch, Lines, Progress, Refused},
+};
+
+/// A session's name: as long as a run id at most.
+const SESSION_BYTES_MAX: usize = 128;
+
+/// What the routes need.
+#[derive(Clone)]
+struct Door {
+    ingest: Ingest,
+    settings: IngestSettings,
+}
+
+pub fn routes(ingest: Ingest, settings: IngestSettings) -> Router {
+    Router::new()
+        .route("/v1/runs/{run}/events", post(events))
+        .route("/v1/runs/{run}/ingest", get(progress))
+        .route("/v1/runs/{run}/end", post(end))
+        .with_state(Door { ingest, settings })
+}
+
+#[derive(Debug, Deserialize)]
+struct EventsQuery {
+    session: Option<String>,
+    from: Option<String>,
+}
+
+async fn events(State(door): State<Door>, Path(id): Path<String>, Query(query): Query<EventsQuery>, body: Body) -> Response {
+    let Ok(run) = RunId::new(&id) else { return bad_run_id() };
+    let Some(session) = query.session.filter(|session| is_session(session)) else {
+        return answer::error(StatusCode::BAD_REQUEST, "invalid_session", "give ?session=, 1 to 128 bytes without control characters");
+    };
+    let Some(from) = query.from.as_deref().map_or(Some(0), |from| from.parse::<u64>().ok()) else {
+        return answer::error(StatusCode::BAD_REQUEST, "invalid_from", "from is the number of the first line that is sent, counted from 0");
+    };
+    let result = async {
+        let mut feed = door.ingest.attach(&run, &session).await?;
+        let broken = take(&mut feed, body, from, &door.settings).await?;
+        let progress = feed.finish().await?;
+        Ok::<_, Refused>((progress, broken))
+    };
+    match result.await {
+        Ok((progress, false)) => progress_answer(&progress),
+        // The connection broke: nobody hears this, but the lines that came whole are kept.
+        Ok((_, true)) => answer::error(StatusCode::BAD_REQUEST, "body_cut", "the request body broke off"),
+        Err(error) => refused(&error),
+    }
+}
+
+/// Takes lines as they come; gives true when the body broke off.
+async fn take(feed: &mut Feed, body: Body, from: u64, settings: &IngestSettings) -> Result<bool, Refused> {
+    let mut lines = Lines::new(settings.line_bytes_max, from == 0);
+    let mut next = from;
+    let mut ready: Vec<Line> = Vec::new();
+    let mut pieces = body.into_data_stream();
+    let broken = loop {
+        match pieces.next().await {
+            Some(Ok(piece)) => {
+                // A piece may be large: lines go on in batches.
+                for part in piece.chunks(settings.batch_bytes_max) {
+                    lines.push(part, &mut ready);
+                    send(feed, &mut next, &mut ready).await?;
+                }
+            }
+            Some(Err(error)) => {
+                tracing::debug!(%error, "a request body broke off");
+                break true;
+            }
+            None => {
+                ready.extend(lines.end());
+                break false;
+            }
+        }
+    };
+    send(feed, &mut next, &mut ready).await?;
+    Ok(broken)
+}
+
+async fn send(feed: &mut Feed, next: &mut u64, ready: &mut Vec<Line>) -> Result<(), Refused> {
+    if ready.is_empty() {
+        return Ok(());
+    }
+    let lines = std::mem::take(ready);
+    let count = lines.len() as u64;
+    feed.send(LineBatch { from: *next, lines, received: Instant::now(), at: crate::now() }).await?;
+    *next += count;
+    Ok(())
+}
+
+async fn progress(State(door): State<Door>, Path(id): Path<String>) -> Response {
+    let Ok(run) = RunId::new(&id) else { return bad_run_id() };
+    match door.ingest.progress(&run).await {
+        Ok(progress) => progress_answer(&progress),
+        Err(error) => refused(&error),
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct End {
+    session: String,
+    exit_status: Option<i32>,
+}
+
+async fn end(State(door): State<Door>, Path(id): Path<String>, body: axum::body::Bytes) -> Response {
+    let Ok(run) = RunId::new(&id) else { return bad_run_id() };
+    let end: End = match serde_json::from_slice(&body) {
+        Ok(end) => end,
+        Err(error) => {
+            let what = format!("send {{\"session\":…,\"exit_status\":…}}: {error}");
+            return answer::error(StatusCode::BAD_REQUEST, "invalid_body", &what);
+        }
+    };
+    match door.ingest.end(&run, &end.session, end.exit_status).await {
+        Ok(progress) => progress_answer(&progress),
+        Err(error) => refused(&error),
+    }
+}
+
+fn is_session(session: &str) -> bool {
+    !session.is_empty() && session.len() <= SESSION_BYTES_MAX && !session.chars().any(char::is_control)
+}
+
+fn bad_run_id() -> Response {
+    answer::error(StatusCode::BAD_REQUEST, "invalid_run_id", "a run id has 1 to 128 bytes and no control characters")
+}
+
+fn progress_answer(progress: &Progress) -> Response {
+    let mut out = Vec::from(*b"{\"session\":");
+    push_string(&mut out, &progress.session);
+    out.extend_from_slice(format!(",\"next_line\":{}}}", progress.next_line).as_bytes());
+    answer::json(StatusCode::OK, out)
+}
+
+fn refused(error: &Refused) -> Response {
+    let (status, code) = match error {
+        Refused::InUse => (StatusCode::CONFLICT, "run_in_use"),
+        Refused::Settled => (StatusCode::CONFLICT, "run_settled"),
+        Refused::Superseded => (StatusCode::CONFLICT, "superseded"),
+        Refused::NotOwner => (StatusCode::SERVICE_UNAVAILABLE, "not_owner"),
+        Refused::Unknown => (StatusCode::NOT_FOUND, "unknown_run"),
+        Refused::Full => (StatusCode::SERVICE_UNAVAILABLE, "over_capacity"),
+        Refused::Log(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+    };
+    answer::error(status, code, &error.to_string())
+}
