@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use runcast_translators::{
-    event::{Event, RunStatus},
+    event::{Event, Family, RunStatus},
     goodbye::Goodbye,
 };
 
@@ -198,7 +198,8 @@ pub fn events_committed(events: &[std::sync::Arc<Event>], lag: Duration) {
     for event in events {
         let kind = event.fact.body.kind();
         let shows = [
-            ("websocket", steps::encode::shows(event)),
+            // In its own family an event that is not the last of its message is shown by the message's step.
+            ("websocket", steps::encode::shows(event) || (event.fact.family == Family::Steps && event.fact.source.is_none())),
             ("sse", nodes::encode::shows(event)),
             ("grpc", bridge::encode::shows(event)),
         ];
