@@ -31,7 +31,7 @@ fn check(script: &script::Script) -> Result<(), TestCaseError> {
             }
         }
         world.finish(&script.lines).await;
-        world.check().await
+        world.check(&script.lines).await
     })
 }
 

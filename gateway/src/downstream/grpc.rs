@@ -65,15 +65,19 @@ pub(super) fn service(gateway: &Gateway) -> Router {
         .send_compressed(tonic::codec::CompressionEncoding::Gzip)
         .max_decoding_message_size(limit)
         .max_encoding_message_size(usize::MAX);
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
     let mut routes = tonic::service::Routes::new(agent).add_service(health());
-    match reflection.build_v1() {
-        Ok(reflection) => routes = routes.add_service(reflection),
-        Err(error) => tracing::error!(%error, "reflection is not served"),
+    // Both versions: clients of either are about.
+    match (reflection().build_v1(), reflection().build_v1alpha()) {
+        (Ok(v1), Ok(v1alpha)) => routes = routes.add_service(v1).add_service(v1alpha),
+        (Err(error), _) | (_, Err(error)) => tracing::error!(%error, "reflection is not served"),
     }
     routes.into_axum_router().layer(tonic_web::GrpcWebLayer::new())
+}
+
+fn reflection() -> tonic_reflection::server::Builder<'static> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
 }
 
 /// The standard health service: what is served here is always there while we are.

@@ -10,7 +10,7 @@ use runcast::{
 };
 use runcast_config::Settings;
 use runcast_translators::{
-    event::{Event, Fact, NewRun, RunId},
+    event::{Body, Event, Fact, NewRun, RunId},
     position::Position,
     steps::{Decoded, Decoder, Place},
 };
@@ -223,7 +223,8 @@ impl World {
     }
 
     /// The law.
-    pub async fn check(&self) -> Result<(), TestCaseError> {
+    pub async fn check(&self, lines: &[String]) -> Result<(), TestCaseError> {
+        self.check_log(lines).await?;
         for client in &self.clients {
             let kind = client.kind;
             let whole = self.replay(kind, None).await;
@@ -246,6 +247,20 @@ impl World {
         self.check_since().await
     }
 
+    /// However often its owner was lost, the log holds what one that was never lost would have written: each event once.
+    async fn check_log(&self, lines: &[String]) -> Result<(), TestCaseError> {
+        let mut decoder = Decoder::default();
+        let mut decoded = Vec::new();
+        for (number, line) in lines.iter().enumerate() {
+            decoder.decode(&line.clone().into(), &Place { session: SESSION, line: number as u64, at: 0 }, &mut decoded);
+        }
+        let facts = decoded.into_iter().filter_map(|item| if let Decoded::Fact(fact) = item { Some(fact) } else { None });
+        let want: Vec<Fact> = facts.chain(decoder.end(Some(0), 0)).map(timeless).collect();
+        let have: Vec<Fact> = self.all_events().await.iter().map(|event| timeless(event.fact.clone())).collect();
+        prop_assert_eq!(have, want, "the log");
+        Ok(())
+    }
+
     /// SSE text is every main-thread text once, abandoned text included.
     async fn check_texts(&self) -> Result<(), TestCaseError> {
         let texts: String = self
@@ -254,7 +269,7 @@ impl World {
             .iter()
             .filter(|event| event.fact.body.closes_text())
             .filter_map(|event| match &event.fact.body {
-                runcast_translators::event::Body::AssistantMessage(message) => Some(message.text()),
+                Body::AssistantMessage(message) => Some(message.text()),
                 _ => None,
             })
             .collect();
@@ -281,6 +296,15 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Without what the clock and the index add.
+fn timeless(mut fact: Fact) -> Fact {
+    fact.at = 0;
+    if let Body::Settled(outcome) = &mut fact.body {
+        (outcome.settled_at, outcome.run) = (0, None);
+    }
+    fact
 }
 
 fn wants_order(kind: Kind) -> bool {
