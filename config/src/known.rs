@@ -7,7 +7,11 @@ use crate::{ConfigError, Secret, Settings, Token, settings::Ndjson};
 /// A value that has every key there is.
 fn example() -> Value {
     let mut settings = Settings::default();
-    settings.auth.tokens.push(Token { name: String::new(), token: Some(Secret::default()), token_file: Some(Default::default()) });
+    settings.auth.tokens.push(Token {
+        name: String::new(),
+        token: Some(Secret::default()),
+        token_file: Some(Default::default()),
+    });
     settings.upstream.push(crate::Upstream::Ndjson(Ndjson::default()));
     Value::try_from(settings).unwrap_or_else(|error| unreachable!("settings are plain data: {error}"))
 }
@@ -47,7 +51,9 @@ pub(crate) fn keys() -> Vec<String> {
     fn walk(value: &Value, at: &str, out: &mut Vec<String>) {
         match value {
             Value::Table(table) => {
-                table.iter().for_each(|(key, inner)| walk(inner, &if at.is_empty() { key.clone() } else { format!("{at}.{key}") }, out));
+                table
+                    .iter()
+                    .for_each(|(key, inner)| walk(inner, &if at.is_empty() { key.clone() } else { format!("{at}.{key}") }, out));
             }
             _ => out.push(at.to_owned()),
         }
@@ -64,9 +70,10 @@ pub(crate) fn find<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
 
 /// The known key that is at most a third of its letters away.
 fn nearest<'a>(key: &str, known: impl Iterator<Item = &'a String>) -> Option<&'a String> {
-    known.map(|candidate| (distance(key, candidate), candidate)).min_by_key(|(far, _)| *far).and_then(|(far, candidate)| {
-        (far <= 1 + candidate.len().max(key.len()) / 3).then_some(candidate)
-    })
+    known
+        .map(|candidate| (distance(key, candidate), candidate))
+        .min_by_key(|(far, _)| *far)
+        .and_then(|(far, candidate)| (far <= 1 + candidate.len().max(key.len()) / 3).then_some(candidate))
 }
 
 /// How many single-letter changes lie between two words.

@@ -24,7 +24,9 @@ pub enum ConfigError {
 /// Reads the settings: defaults, then `path`, then the environment (`RUNCAST__LOG__PATH`).
 pub fn load(path: Option<&Path>) -> Result<Settings, ConfigError> {
     let text = match path {
-        Some(path) => Some(std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: path.into(), source })?),
+        Some(path) => {
+            Some(std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: path.into(), source })?)
+        }
         None => None,
     };
     let environment = Environment::with_prefix("RUNCAST").prefix_separator("__").separator("__").try_parsing(true);
@@ -73,7 +75,8 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
             Some(_) => {}
         }
     }
-    let (log, ingest, fanout, stream, server) = (&settings.log, &settings.ingest, &settings.fanout, &settings.stream, &settings.server);
+    let (log, ingest, fanout, stream, server) =
+        (&settings.log, &settings.ingest, &settings.fanout, &settings.stream, &settings.server);
     let positive = [
         ("server.connections_max", server.connections_max),
         ("server.header_bytes_max", server.header_bytes_max),
@@ -145,7 +148,10 @@ mod tests {
 
     #[test]
     fn the_environment_wins_over_the_file() {
-        let settings = from("[log]\npath = \"a\"\n", &[("RUNCAST__LOG__PATH", "b"), ("RUNCAST_PORT", "tcp://x"), ("RUNCAST__STREAM__RETRY_MS", "7")]);
+        let settings = from(
+            "[log]\npath = \"a\"\n",
+            &[("RUNCAST__LOG__PATH", "b"), ("RUNCAST_PORT", "tcp://x"), ("RUNCAST__STREAM__RETRY_MS", "7")],
+        );
         let settings = settings.expect("valid");
         assert_eq!((settings.log.path.to_str(), settings.stream.retry_ms), (Some("b"), 7));
     }

@@ -96,7 +96,9 @@ fn check_exposure(settings: &Settings) -> anyhow::Result<()> {
 }
 
 async fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} ({key}): choose another port or stop what uses it"))
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address} ({key}): choose another port or stop what uses it"))
 }
 
 /// The private port is served until the last stream has ended, so that `/readyz` can say so.

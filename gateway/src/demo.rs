@@ -81,7 +81,8 @@ async fn play(ingest: &Ingest, id: &str, bytes: &'static [u8]) -> Result<(), Ref
     for line in bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
         let line = Bytes::from_static(line);
         for (piece, pause) in script(&line) {
-            feed.send(LineBatch { from: number, lines: vec![Line::Whole(piece)], received: Instant::now(), at: crate::now() }).await?;
+            feed.send(LineBatch { from: number, lines: vec![Line::Whole(piece)], received: Instant::now(), at: crate::now() })
+                .await?;
             number += 1;
             sleep(pause.mul_f64(rand::random_range(0.6..1.4))).await;
         }

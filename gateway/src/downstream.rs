@@ -91,7 +91,8 @@ impl Gateway {
 }
 
 async fn serve_rpc(request: Request, grpc: Router, connect: Router) -> Response {
-    let is_grpc = request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+    let is_grpc =
+        request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
     if let Some(answer) = rpc::refuse_unserved(request.uri().path(), request.headers(), is_grpc) {
         return answer;
     }

@@ -61,11 +61,24 @@ pub struct LineBatch {
 }
 
 enum Command {
-    Attach { session: String, hold: Hold, reply: oneshot::Sender<Result<Progress, Refused>> },
-    Lines { hold: Hold, batch: LineBatch },
+    Attach {
+        session: String,
+        hold: Hold,
+        reply: oneshot::Sender<Result<Progress, Refused>>,
+    },
+    Lines {
+        hold: Hold,
+        batch: LineBatch,
+    },
     /// Answers when everything before it is done.
-    Progress { reply: oneshot::Sender<Result<Progress, Refused>> },
-    End { session: String, exit_status: Option<i32>, reply: oneshot::Sender<Result<Progress, Refused>> },
+    Progress {
+        reply: oneshot::Sender<Result<Progress, Refused>>,
+    },
+    End {
+        session: String,
+        exit_status: Option<i32>,
+        reply: oneshot::Sender<Result<Progress, Refused>>,
+    },
 }
 
 /// What ties a connection to an owner: each new one is another; once it is broken, its lines are not taken any more.

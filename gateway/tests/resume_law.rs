@@ -104,7 +104,14 @@ mod named {
 
     #[test]
     fn text_that_is_abandoned_by_another_message_a_result_or_the_end() {
-        check_all_cuts(vec![init(), message_start("m1"), delta("try one"), message_start("m2"), delta("try two"), tool_only("m3", "t")]);
+        check_all_cuts(vec![
+            init(),
+            message_start("m1"),
+            delta("try one"),
+            message_start("m2"),
+            delta("try two"),
+            tool_only("m3", "t"),
+        ]);
         check_all_cuts(vec![init(), message_start("m1"), delta("cut"), result("short")]);
         check_all_cuts(vec![init(), message_start("m1"), delta("cut")]);
     }
@@ -117,6 +124,14 @@ mod named {
 
     #[test]
     fn two_results_and_lines_after_the_result() {
-        check_all_cuts(vec![init(), assistant("m1", "a", None), result("a"), tool_result("late", None), result("b"), delta("after"), assistant("m2", "after", None)]);
+        check_all_cuts(vec![
+            init(),
+            assistant("m1", "a", None),
+            result("a"),
+            tool_result("late", None),
+            result("b"),
+            delta("after"),
+            assistant("m2", "after", None),
+        ]);
     }
 }

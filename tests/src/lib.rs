@@ -1,1 +1,34 @@
+//! What the end-to-end tests share: the real binary as a user starts it, recorded runs, and small clients.
+//!
+//! Nothing here sleeps to see whether something happened: everything waits for a condition, with one generous limit.
 
+pub mod fixtures;
+pub mod peers;
+pub mod records;
+pub mod server;
+
+use std::time::Duration;
+
+/// Nothing in the tests may take longer; a test that waits this long has failed.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// `future`, or a failure that says what was waited for.
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(LIMIT, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("waited {} s for: {what}", LIMIT.as_secs()),
+    }
+}
+
+/// Asks again until `condition` gives something.
+pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut condition: impl FnMut() -> F) -> T {
+    within(what, async {
+        loop {
+            if let Some(value) = condition().await {
+                return value;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await
+}

@@ -110,7 +110,11 @@ pub enum Body {
         parent: Option<String>,
     },
     AssistantMessage(AssistantMessage),
-    Thinking { text: String, duration_ms: Option<u64>, parent: Option<String> },
+    Thinking {
+        text: String,
+        duration_ms: Option<u64>,
+        parent: Option<String>,
+    },
     ToolCallStarted {
         call_id: String,
         name: String,
@@ -126,13 +130,21 @@ pub enum Body {
         #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::given")]
         run: Option<Json>,
     },
-    Task { text: Option<String>, status: Option<String> },
-    Report { title: Option<String>, text: String },
+    Task {
+        text: Option<String>,
+        status: Option<String>,
+    },
+    Report {
+        title: Option<String>,
+        text: String,
+    },
     Usage {
         #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::given")]
         usage: Option<Json>,
     },
-    Request { request_id: String },
+    Request {
+        request_id: String,
+    },
     /// `result`: the message that told it, as it came.
     TurnEnded {
         #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::given")]
@@ -141,7 +153,11 @@ pub enum Body {
     /// A message that is kept and yields nothing else.
     StepOnly,
     /// Something is missing that the upstream cannot give any more.
-    Gap { from: Option<String>, to: Option<String>, reason: String },
+    Gap {
+        from: Option<String>,
+        to: Option<String>,
+        reason: String,
+    },
     /// The log's last event of a run.
     Settled(Box<Outcome>),
     /// A record of a kind that the canonical event does not know; verbatim in its own family.
@@ -206,10 +222,17 @@ pub struct Unreadable {
 /// What is only worth something while it happens: never in the log.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Live {
-    Text { message_id: Option<String>, text: String },
-    Thinking { text: String },
+    Text {
+        message_id: Option<String>,
+        text: String,
+    },
+    Thinking {
+        text: String,
+    },
     /// Anything else of its kind, raw, for its own family.
-    Upstream { payload: Json },
+    Upstream {
+        payload: Json,
+    },
 }
 
 impl Body {

@@ -110,22 +110,52 @@ impl Goodbye {
         };
         match self {
             Self::Settled => row(1000, "the run is over", "settled", 200, R::Ok, "settled", Never),
-            Self::Draining => {
-                row(1001, "this server is going down: reconnect with your cursor", "draining", 503, R::Unavailable, "draining", WithCursor)
-            }
-            Self::StreamingUnavailable => {
-                row(1003, "no stream for this run: poll instead", "unavailable", 501, R::Unimplemented, "streaming_unavailable", ByPolling)
-            }
-            Self::BadMessage => {
-                row(1008, "a client message was malformed or too large", "bad_message", 400, R::InvalidArgument, "bad_message", Never)
-            }
+            Self::Draining => row(
+                1001,
+                "this server is going down: reconnect with your cursor",
+                "draining",
+                503,
+                R::Unavailable,
+                "draining",
+                WithCursor,
+            ),
+            Self::StreamingUnavailable => row(
+                1003,
+                "no stream for this run: poll instead",
+                "unavailable",
+                501,
+                R::Unimplemented,
+                "streaming_unavailable",
+                ByPolling,
+            ),
+            Self::BadMessage => row(
+                1008,
+                "a client message was malformed or too large",
+                "bad_message",
+                400,
+                R::InvalidArgument,
+                "bad_message",
+                Never,
+            ),
             Self::Internal => row(1011, "the server failed: reconnect", "internal", 500, R::Internal, "internal", WithBackoff),
-            Self::OverCapacity => {
-                row(1013, "the server is full: try again later", "over_capacity", 503, R::Unavailable, "over_capacity", WithBackoff)
-            }
-            Self::Unauthorized => {
-                row(4401, "the credential is missing, wrong or expired", "unauthorized", 401, R::Unauthenticated, "unauthorized", Never)
-            }
+            Self::OverCapacity => row(
+                1013,
+                "the server is full: try again later",
+                "over_capacity",
+                503,
+                R::Unavailable,
+                "over_capacity",
+                WithBackoff,
+            ),
+            Self::Unauthorized => row(
+                4401,
+                "the credential is missing, wrong or expired",
+                "unauthorized",
+                401,
+                R::Unauthenticated,
+                "unauthorized",
+                Never,
+            ),
             Self::Forbidden => row(4403, "not allowed for this run", "forbidden", 403, R::PermissionDenied, "forbidden", Never),
             Self::UnknownRun => row(4404, "no such run", "unknown_node", 404, R::NotFound, "unknown_run", Never),
             Self::SlowReader => row(

@@ -64,7 +64,8 @@ impl Sealed {
 
 /// FNV-1a, 64 bits, with a final mix.
 fn hash(bytes: &[u8]) -> u64 {
-    let mut sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
+    let mut sum =
+        bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
     sum ^= sum >> 32;
     sum.wrapping_mul(0xd6e8_feb8_6659_fd93)
 }

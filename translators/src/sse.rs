@@ -100,7 +100,11 @@ impl SseDecoder {
     }
 
     fn take_line(&mut self, line: &[u8], out: &mut Vec<Said>) {
-        let line = if std::mem::replace(&mut self.started, true) { line } else { line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line) };
+        let line = if std::mem::replace(&mut self.started, true) {
+            line
+        } else {
+            line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line)
+        };
         if line.is_empty() {
             return self.dispatch(out);
         }
@@ -166,8 +170,10 @@ mod tests {
 
     #[test]
     fn the_grammar_is_the_standards() {
-        let stream = "\u{feff}retry: 10\nid: 5\n\n: hi\nevent: a\ndata: x\ndata:y\r\rdata\r\n\r\nid\nid: bad\0\ndata: {}\n\ndata: cut";
-        let event = |kind: &str, data: &str, id: &str| Said::Event(SseEvent { kind: kind.into(), data: data.into(), last_id: id.into() });
+        let stream =
+            "\u{feff}retry: 10\nid: 5\n\n: hi\nevent: a\ndata: x\ndata:y\r\rdata\r\n\r\nid\nid: bad\0\ndata: {}\n\ndata: cut";
+        let event =
+            |kind: &str, data: &str, id: &str| Said::Event(SseEvent { kind: kind.into(), data: data.into(), last_id: id.into() });
         assert_eq!(
             read(stream.as_bytes(), &[]),
             [Said::RetryMs(10), Said::Comment, event("a", "x\ny", "5"), event("message", "", "5"), event("message", "{}", "")]
@@ -178,7 +184,10 @@ mod tests {
     fn one_long_event_does_not_cost_the_next() {
         let (mut decoder, mut out) = (SseDecoder::new(8), Vec::new());
         decoder.push(b"data: 0123456789abcdef\n\ndata: ok\n\n", &mut out);
-        assert_eq!(out, [Said::TooLong, Said::Event(SseEvent { kind: "message".into(), data: "ok".into(), last_id: String::new() })]);
+        assert_eq!(
+            out,
+            [Said::TooLong, Said::Event(SseEvent { kind: "message".into(), data: "ok".into(), last_id: String::new() })]
+        );
     }
 
     proptest! {

@@ -27,7 +27,8 @@ const SEQ: Seq = 7;
 
 #[test]
 fn lines_mean_what_the_table_says() {
-    let wrong: Vec<_> = Case::all("steps").iter().filter_map(|case| differs(&case.name, case.section("events"), &meaning(case))).collect();
+    let wrong: Vec<_> =
+        Case::all("steps").iter().filter_map(|case| differs(&case.name, case.section("events"), &meaning(case))).collect();
     verdict(&wrong);
 }
 
@@ -124,7 +125,8 @@ fn carries_the_line(case: &Case, decoded: &[Decoded], line: &Bytes) {
 
 /// What a protocol shows of an event, in the form of a case's section.
 fn shown(event: &Event, title: &str) -> String {
-    let json = |bytes: Option<Vec<u8>>| bytes.map_or("-".into(), |bytes| plain(plain::parse(&bytes).expect("a frame is JSON").raw()));
+    let json =
+        |bytes: Option<Vec<u8>>| bytes.map_or("-".into(), |bytes| plain(plain::parse(&bytes).expect("a frame is JSON").raw()));
     let message = |message: bridge::Message| {
         let json = plain::parse(&message.json).expect("a message is JSON");
         let proto = schema::RunStreamMessage::decode(message.proto).expect("a message is protobuf");
@@ -157,7 +159,8 @@ fn sse(event: &Event, text: u32) -> String {
 fn comparable(text: &str) -> String {
     let cursor = steps::Cursor { incarnation: 1, seq: SEQ }.write(&run());
     let offset = |part| Offset { incarnation: 1, seq: SEQ, part }.write(&run());
-    let text = text.replace("<cursor>", &cursor).replace("<offset>", &offset(Part::Record)).replace("<done>", &offset(Part::Done));
+    let text =
+        text.replace("<cursor>", &cursor).replace("<offset>", &offset(Part::Record)).replace("<done>", &offset(Part::Done));
     let whole = |json: &str| plain::parse(json.as_bytes()).map(|json| plain(json.raw()));
     whole(&text).unwrap_or_else(|_| {
         let lines = text.trim_end().lines().map(|line| match line.strip_prefix("data: ").map(whole) {

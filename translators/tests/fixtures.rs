@@ -21,8 +21,15 @@ use laws::{context, json};
 use lines::{Input, recorded};
 
 /// Lines that are read on purpose and are no steps (contracts/ccstep.md, section 2).
-const NOT_KEPT: [&str; 7] =
-    ["keep_alive", "tool_progress", "transcript_mirror", "stream_event", "control_request", "control_response", "control_cancel_request"];
+const NOT_KEPT: [&str; 7] = [
+    "keep_alive",
+    "tool_progress",
+    "transcript_mirror",
+    "stream_event",
+    "control_request",
+    "control_response",
+    "control_cancel_request",
+];
 const TICKS: [&str; 7] =
     ["hook_progress", "status", "thinking", "thinking_tokens", "output_tokens", "task_summary", "control_request_progress"];
 
@@ -62,10 +69,14 @@ fn every_input_gives_the_steps_reports_and_end_that_its_description_says() {
         let steps = reading.decoded.iter().flatten().filter_map(laws::fact_of).filter(|fact| fact.step.is_some()).count();
         let unreadable = reading.events.iter().filter(|event| matches!(event.fact.body, Body::Unreadable(_))).count();
         assert_eq!((steps, unreadable), counted[&input.name], "{}", input.name);
-        let settled: Vec<_> = reading.events.iter().filter_map(|event| match &event.fact.body {
-            Body::Settled(outcome) => Some(outcome.status),
-            _ => None,
-        }).collect();
+        let settled: Vec<_> = reading
+            .events
+            .iter()
+            .filter_map(|event| match &event.fact.body {
+                Body::Settled(outcome) => Some(outcome.status),
+                _ => None,
+            })
+            .collect();
         let expected = if ENDS_IN_ERROR.contains(&&*input.name) { RunStatus::Error } else { RunStatus::Finished };
         assert_eq!(settled, [expected], "{}", input.name);
     }
@@ -125,7 +136,11 @@ fn counted() -> HashMap<String, (usize, usize)> {
 fn data_of(frame: &[u8]) -> Vec<Bytes> {
     let frame = json(frame);
     let steps = frame.raw().get("steps");
-    steps.into_iter().flat_map(|steps| steps.items()).map(|step| frame.share(step.get("data").expect("data")).bytes().clone()).collect()
+    steps
+        .into_iter()
+        .flat_map(|steps| steps.items())
+        .map(|step| frame.share(step.get("data").expect("data")).bytes().clone())
+        .collect()
 }
 
 /// The message that a line holds, told without the decoder: what follows terminal codes or half a record, if it is kept.
@@ -145,7 +160,8 @@ fn main_text(input: &Input) -> String {
     let lines = input.lines.iter().filter_map(message_of).filter_map(|line| serde_json::from_slice::<Value>(&line).ok());
     let main = lines.filter(|line| line["type"] == "assistant" && line["parent_tool_use_id"].is_null());
     let blocks = main.flat_map(|line| line["message"]["content"].as_array().cloned().unwrap_or_default());
-    let text: String = blocks.filter_map(|block| block["text"].as_str().filter(|_| block["type"] == "text").map(str::to_owned)).collect();
+    let text: String =
+        blocks.filter_map(|block| block["text"].as_str().filter(|_| block["type"] == "text").map(str::to_owned)).collect();
     assert!(!text.is_empty(), "{}: a run without a word", input.name);
     text
 }

@@ -27,8 +27,20 @@ static LINES: LazyLock<Vec<Bytes>> = LazyLock::new(|| {
 });
 
 /// What stands where something else should.
-const ODD: [&str; 12] =
-    ["null", "true", "-1", "1e400", "18446744073709551617", "\"\"", "\"m1\"", "\"\\ud83d\"", "[]", "[null,1,\"x\"]", "{}", "{\"type\":\"text\",\"text\":7}"];
+const ODD: [&str; 12] = [
+    "null",
+    "true",
+    "-1",
+    "1e400",
+    "18446744073709551617",
+    "\"\"",
+    "\"m1\"",
+    "\"\\ud83d\"",
+    "[]",
+    "[null,1,\"x\"]",
+    "{}",
+    "{\"type\":\"text\",\"text\":7}",
+];
 
 #[derive(Clone, Debug)]
 enum Damage {

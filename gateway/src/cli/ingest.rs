@@ -75,10 +75,11 @@ impl Ingest {
         };
         let buffer = Arc::new(Buffer::new(self.buffer_bytes_max));
         let session = self.session.clone().unwrap_or_else(|| format!("cli-{:016x}", rand::random::<u64>()));
-        let sender = match Sender::new(&self.url, self.token.as_deref(), &self.run, &session, Duration::from_secs(self.give_up_after_s)) {
-            Ok(sender) => sender,
-            Err(error) => return fail(&error, 1),
-        };
+        let sender =
+            match Sender::new(&self.url, self.token.as_deref(), &self.run, &session, Duration::from_secs(self.give_up_after_s)) {
+                Ok(sender) => sender,
+                Err(error) => return fail(&error, 1),
+            };
         let bar = self.progress_bar();
         let reading = tokio::spawn(source.read(buffer.clone()));
         let sent = sender.send(&buffer, &bar).await;
@@ -98,7 +99,13 @@ impl Ingest {
             (Ok(()), Some(failure)) => fail(&failure, if own == 0 { 1 } else { own }),
             (Ok(()), None) => {
                 if !self.quiet {
-                    eprintln!("runcast: {} lines of run {} are kept; see {}/v1/agents/runs/{}", buffer.count(), self.run, self.url, self.run);
+                    eprintln!(
+                        "runcast: {} lines of run {} are kept; see {}/v1/agents/runs/{}",
+                        buffer.count(),
+                        self.run,
+                        self.url,
+                        self.run
+                    );
                 }
                 ExitCode::from(own)
             }

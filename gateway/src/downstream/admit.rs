@@ -41,11 +41,14 @@ impl Gate {
             return true;
         }
         let sent = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let Some(sent) = sent.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")) else {
+        let Some(sent) = sent.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        else {
             return false;
         };
         // All are compared, each in constant time.
-        self.tokens.iter().fold(false, |found, token| found | bool::from(token.expose().as_bytes().ct_eq(sent.1.trim().as_bytes())))
+        self.tokens
+            .iter()
+            .fold(false, |found, token| found | bool::from(token.expose().as_bytes().ct_eq(sent.1.trim().as_bytes())))
     }
 
     pub fn check_origin(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
@@ -111,7 +114,8 @@ mod tests {
     #[test]
     fn a_foreign_origin_is_refused_unless_it_is_allowed() {
         let gate = gate(&["0123456789abcdef"], |settings| settings.server.allowed_origins = vec!["https://dash.example".into()]);
-        let check = |origin| gate.check_origin(&Uri::from_static("/"), &headers(&[("host", "api.example:8080"), ("origin", origin)]));
+        let check =
+            |origin| gate.check_origin(&Uri::from_static("/"), &headers(&[("host", "api.example:8080"), ("origin", origin)]));
         assert_eq!(check("http://api.example:8080"), Ok(()));
         assert_eq!(check("https://dash.example"), Ok(()));
         for bad in ["https://evil.example", "null", "http://api.example", "https://dash.example.evil"] {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use axum::Router;
 use bytes::Bytes;
 use connectrpc::{
-    CodecFormat, ConnectError, Encodable, ErrorCode, ErrorDetail, RequestContext, Response, Router as Rpc, ServiceRequest, ServiceResult,
-    ServiceStream,
+    CodecFormat, ConnectError, Encodable, ErrorCode, ErrorDetail, RequestContext, Response, Router as Rpc, ServiceRequest,
+    ServiceResult, ServiceStream,
 };
 use futures_util::{StreamExt as _, stream};
 use runcast_translators::{bridge::Message, goodbye::RpcCode};
@@ -47,7 +47,14 @@ macro_rules! encodable {
     )*};
 }
 
-encodable!(GetRunResponse, ListRunsResponse, RunStreamMessage, WaitLiveRunResponse, GetRunConversationResponse, CancelRunResponse);
+encodable!(
+    GetRunResponse,
+    ListRunsResponse,
+    RunStreamMessage,
+    WaitLiveRunResponse,
+    GetRunConversationResponse,
+    CancelRunResponse
+);
 
 struct Service(Calls);
 
@@ -111,11 +118,16 @@ impl SdkAgentService for Service {
         request: ServiceRequest<'_, ObserveRunRequest>,
     ) -> ServiceResult<ServiceStream<Encoded>> {
         let observation = self.0.observe(context.headers(), request.run_id, request.after_offset).await?;
-        let messages = stream::unfold(observation, |mut observation| async move { Some((observation.next().await?, observation)) });
+        let messages =
+            stream::unfold(observation, |mut observation| async move { Some((observation.next().await?, observation)) });
         Response::stream_ok(messages.map(|item| item.map(Encoded).map_err(ConnectError::from)))
     }
 
-    async fn wait_live_run(&self, context: RequestContext, request: ServiceRequest<'_, WaitLiveRunRequest>) -> ServiceResult<Encoded> {
+    async fn wait_live_run(
+        &self,
+        context: RequestContext,
+        request: ServiceRequest<'_, WaitLiveRunRequest>,
+    ) -> ServiceResult<Encoded> {
         answer(self.0.wait(context.headers(), request.run_id).await)
     }
 

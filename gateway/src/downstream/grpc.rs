@@ -93,7 +93,10 @@ impl From<RpcError> for Status {
         match error.details() {
             None => Self::new(code, error.message),
             Some(details) => {
-                let any = prost_types::Any { type_url: "type.googleapis.com/sdk.v1.SdkErrorDetails".into(), value: details.proto.to_vec() };
+                let any = prost_types::Any {
+                    type_url: "type.googleapis.com/sdk.v1.SdkErrorDetails".into(),
+                    value: details.proto.to_vec(),
+                };
                 Self::with_details(code, error.message.clone(), google_status(code as i32, &error.message, &any))
             }
         }
@@ -150,7 +153,10 @@ impl SdkAgentService for Service {
         answer(self.0.wait(&headers(&request), &request.get_ref().run_id).await)
     }
 
-    async fn get_run_conversation(&self, request: Request<proto::GetRunConversationRequest>) -> Result<Response<Encoded>, Status> {
+    async fn get_run_conversation(
+        &self,
+        request: Request<proto::GetRunConversationRequest>,
+    ) -> Result<Response<Encoded>, Status> {
         answer(self.0.conversation(&headers(&request), &request.get_ref().run_id).await)
     }
 

@@ -53,7 +53,11 @@ async fn list(State(gateway): State<Gateway>, Query(query): Query<ListQuery>) ->
         Some(word) => {
             let status = RunStatus::from_row(word);
             if status == RunStatus::Running && word != "running" {
-                return refuse(StatusCode::BAD_REQUEST, "invalid_status", "a status is queued, running, completed, error, cancelled or expired");
+                return refuse(
+                    StatusCode::BAD_REQUEST,
+                    "invalid_status",
+                    "a status is queued, running, completed, error, cancelled or expired",
+                );
             }
             Some(status)
         }
@@ -154,7 +158,9 @@ impl Place {
                 place.map_or(Found { is_elsewhere, ..start }, |(_, seq)| Found { seq, is_elsewhere })
             }
             // An older incarnation's events are gone.
-            Self::Cursor(cursor) if cursor.incarnation != info.incarnation || cursor.seq + 1 < info.first => Found { is_elsewhere: true, ..start },
+            Self::Cursor(cursor) if cursor.incarnation != info.incarnation || cursor.seq + 1 < info.first => {
+                Found { is_elsewhere: true, ..start }
+            }
             Self::Cursor(cursor) if cursor.seq > info.head => Found { seq: info.head, is_elsewhere: true },
             Self::Cursor(cursor) => Found { seq: cursor.seq, is_elsewhere: false },
         })
@@ -162,7 +168,9 @@ impl Place {
 }
 
 async fn page(gateway: &Gateway, run: &RunId, place: Place, limit: usize) -> Result<Option<Vec<u8>>, ReadError> {
-    let (Some(info), Some(context)) = (gateway.log().info(run).await?, gateway.hubs().context(run).await?) else { return Ok(None) };
+    let (Some(info), Some(context)) = (gateway.log().info(run).await?, gateway.hubs().context(run).await?) else {
+        return Ok(None);
+    };
     let found = place.find(gateway, &info).await?;
     let mut at = found.seq;
     let mut last = match place {

@@ -72,7 +72,9 @@ const SERVED: [&str; 6] = ["GetRun", "ListRuns", "ObserveRun", "WaitLiveRun", "G
 /// Whether a path is a method of a service: `/package.Service/Method`.
 pub(super) fn is_service(path: &str) -> bool {
     let mut parts = path.trim_start_matches('/').split('/');
-    parts.next().is_some_and(|service| service.contains('.')) && parts.next().is_some_and(|method| !method.is_empty()) && parts.next().is_none()
+    parts.next().is_some_and(|service| service.contains('.'))
+        && parts.next().is_some_and(|method| !method.is_empty())
+        && parts.next().is_none()
 }
 
 /// The answer to a method of sdk.v1 that only a bridge could serve: it names the reason.

@@ -59,7 +59,12 @@ async fn events(
     headers: HeaderMap,
 ) -> Response {
     let Some(encoding) = encoding(&headers) else {
-        return refuse(Protocol::Sse, StatusCode::NOT_ACCEPTABLE, "not_acceptable", "this route gives text/event-stream or application/x-ndjson");
+        return refuse(
+            Protocol::Sse,
+            StatusCode::NOT_ACCEPTABLE,
+            "not_acceptable",
+            "this route gives text/event-stream or application/x-ndjson",
+        );
     };
     let protocol = match encoding {
         Nodes::Sse => Protocol::Sse,
@@ -102,8 +107,10 @@ async fn events(
 
 /// Whether the client takes SSE or NDJSON; `None` for neither.
 fn encoding(headers: &HeaderMap) -> Option<Nodes> {
-    let accept: String = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect::<Vec<_>>().join(",");
-    let kinds: Vec<_> = accept.split(',').map(|kind| kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()).collect();
+    let accept: String =
+        headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect::<Vec<_>>().join(",");
+    let kinds: Vec<_> =
+        accept.split(',').map(|kind| kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()).collect();
     let takes = |kind: &str| kinds.iter().any(|taken| taken == kind);
     if takes("application/x-ndjson") && !takes("text/event-stream") {
         Some(Nodes::Ndjson)
@@ -271,8 +278,12 @@ async fn node(State(gateway): State<Gateway>, Path(id): Path<String>) -> Respons
             let mut out = Vec::from(*b"{\"id\":");
             push_string(&mut out, run.as_str());
             out.extend_from_slice(
-                format!(",\"state\":\"{state}\",\"created_at\":\"{}\",\"updated_at\":\"{}\"}}", rfc3339(info.created_at), rfc3339(info.updated_at))
-                    .as_bytes(),
+                format!(
+                    ",\"state\":\"{state}\",\"created_at\":\"{}\",\"updated_at\":\"{}\"}}",
+                    rfc3339(info.created_at),
+                    rfc3339(info.updated_at)
+                )
+                .as_bytes(),
             );
             answer::json(StatusCode::OK, out)
         }

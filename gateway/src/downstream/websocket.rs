@@ -52,7 +52,11 @@ pub(super) async fn stream(
 ) -> Response {
     let Some(key) = upgrade_key(request.headers()) else {
         metrics::refused(Protocol::WebSocket, "no_upgrade");
-        let mut response = answer::error(StatusCode::UPGRADE_REQUIRED, "upgrade_required", "this route is a WebSocket: connect with a WebSocket client");
+        let mut response = answer::error(
+            StatusCode::UPGRADE_REQUIRED,
+            "upgrade_required",
+            "this route is a WebSocket: connect with a WebSocket client",
+        );
         response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
         return response;
     };
@@ -193,9 +197,10 @@ impl Socket {
                 Place::read(resume.cursor.as_deref(), since.as_deref(), run).map_err(|_| Goodbye::BadMessage)
             }
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(Place::Start),
-            Some(Ok(Message::Binary(_)) | Err(tungstenite::Error::Capacity(_) | tungstenite::Error::Protocol(_) | tungstenite::Error::Utf8(_))) => {
-                Err(Goodbye::BadMessage)
-            }
+            Some(
+                Ok(Message::Binary(_))
+                | Err(tungstenite::Error::Capacity(_) | tungstenite::Error::Protocol(_) | tungstenite::Error::Utf8(_)),
+            ) => Err(Goodbye::BadMessage),
             _ => Err(Goodbye::ClientLeft),
         }
     }

@@ -179,4 +179,3 @@ impl Drop for Reader {
         self.hub.readers.fetch_sub(1, Ordering::AcqRel);
     }
 }
-

@@ -89,7 +89,6 @@ impl Ring {
         self.open.chars
     }
 
-
     /// Takes in the next event.
     pub fn push(&mut self, frame: Arc<Frame>) {
         assert_eq!(frame.event.seq, self.head() + 1, "a ring has no holes");
@@ -181,7 +180,9 @@ impl Text {
     /// A `delta` frame, WebSocket header included.
     pub fn websocket(&self) -> Bytes {
         match self {
-            Self::Shared(chunk) => chunk.websocket.get_or_init(|| websocket_text(&steps::encode::delta(&chunk.text, chunk.start))).clone(),
+            Self::Shared(chunk) => {
+                chunk.websocket.get_or_init(|| websocket_text(&steps::encode::delta(&chunk.text, chunk.start))).clone()
+            }
             Self::Own { start, text } => websocket_text(&steps::encode::delta(text, *start)),
         }
     }

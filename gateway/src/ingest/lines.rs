@@ -8,7 +8,10 @@ use memchr::memchr;
 pub enum Line {
     Whole(Bytes),
     /// Longer than the limit: only how it starts was kept.
-    TooLong { head: Bytes, bytes: u64 },
+    TooLong {
+        head: Bytes,
+        bytes: u64,
+    },
 }
 
 impl Line {

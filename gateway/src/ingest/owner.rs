@@ -280,7 +280,8 @@ impl Owner {
         let origin = NewRun { agent: self.settings.agent.clone(), customer: None, session: Some(state.session.clone()) };
         let mut wait = RETRY_MIN;
         loop {
-            let append = Append { run: self.run.clone(), expected_head: state.head, facts: facts.clone(), origin: origin.clone() };
+            let append =
+                Append { run: self.run.clone(), expected_head: state.head, facts: facts.clone(), origin: origin.clone() };
             match self.log.append(append).await {
                 Ok(events) => {
                     metrics::events_committed(&events, received.elapsed());

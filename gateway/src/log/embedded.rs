@@ -84,7 +84,10 @@ impl Embedded {
         self.index.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    async fn blocking<T: Send + 'static>(&self, read: impl FnOnce(&Store) -> Result<T, String> + Send + 'static) -> Result<T, ReadError> {
+    async fn blocking<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Store) -> Result<T, String> + Send + 'static,
+    ) -> Result<T, ReadError> {
         let store = self.store.clone();
         let result = tokio::task::spawn_blocking(move || read(&store)).await;
         result.unwrap_or_else(|error| Err(error.to_string())).map_err(ReadError)

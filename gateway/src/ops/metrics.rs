@@ -57,7 +57,10 @@ fn describe() {
     describe_counter!("runcast_goodbyes_total", "Streams that ended, by protocol and reason.");
     describe_counter!("runcast_frames_sent_total", "Records handed to sockets, by protocol.");
     describe_counter!("runcast_sent_bytes_total", Unit::Bytes, "Bytes handed to sockets, by protocol.");
-    describe_counter!("runcast_resumes_total", "Streams that began with a cursor, by protocol and where their events came from first.");
+    describe_counter!(
+        "runcast_resumes_total",
+        "Streams that began with a cursor, by protocol and where their events came from first."
+    );
     describe_counter!("runcast_gaps_sent_total", "Clients that were told that events are missing, by protocol.");
     describe_counter!("runcast_requests_refused_total", "Requests answered with an error, by protocol and reason.");
     describe_counter!("runcast_text_cursors_beyond_total", "Cursors that claimed more text than a message has.");

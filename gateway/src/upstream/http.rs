@@ -47,10 +47,18 @@ struct EventsQuery {
 async fn events(State(door): State<Door>, Path(id): Path<String>, Query(query): Query<EventsQuery>, body: Body) -> Response {
     let Ok(run) = RunId::new(&id) else { return bad_run_id() };
     let Some(session) = query.session.filter(|session| is_session(session)) else {
-        return answer::error(StatusCode::BAD_REQUEST, "invalid_session", "give ?session=, 1 to 128 bytes without control characters");
+        return answer::error(
+            StatusCode::BAD_REQUEST,
+            "invalid_session",
+            "give ?session=, 1 to 128 bytes without control characters",
+        );
     };
     let Some(from) = query.from.as_deref().map_or(Some(0), |from| from.parse::<u64>().ok()) else {
-        return answer::error(StatusCode::BAD_REQUEST, "invalid_from", "from is the number of the first line that is sent, counted from 0");
+        return answer::error(
+            StatusCode::BAD_REQUEST,
+            "invalid_from",
+            "from is the number of the first line that is sent, counted from 0",
+        );
     };
     let result = async {
         let mut feed = door.ingest.attach(&run, &session).await?;

@@ -37,7 +37,9 @@ pub async fn follow(ingest: Ingest, settings: IngestSettings, file: Ndjson, mut 
         };
         match result {
             Ok(()) => return,
-            Err(Broken::Refused(Refused::Settled)) => return tracing::info!(%run, "the run of an upstream file is settled already"),
+            Err(Broken::Refused(Refused::Settled)) => {
+                return tracing::info!(%run, "the run of an upstream file is settled already");
+            }
             Err(error) => tracing::warn!(%run, %error, "an upstream file is tried again"),
         }
         tokio::select! {

@@ -59,8 +59,12 @@ pub fn read(kind: Kind, item: &Item, run: &RunId) -> Vec<Record> {
             let done = matches!(frame.event.fact.body, Body::Settled(_)).then(|| frame.bridge_done());
             frame.bridge().into_iter().chain(done).map(|message| rpc(&message)).collect()
         }
-        (Kind::Sse, Item::Event { frame, text }) => frame.nodes(Nodes::Sse, *text).into_iter().flat_map(|bytes| sse(&bytes)).collect(),
-        (Kind::Ndjson, Item::Event { frame, text }) => frame.nodes(Nodes::Ndjson, *text).map(|bytes| ndjson(&bytes)).into_iter().collect(),
+        (Kind::Sse, Item::Event { frame, text }) => {
+            frame.nodes(Nodes::Sse, *text).into_iter().flat_map(|bytes| sse(&bytes)).collect()
+        }
+        (Kind::Ndjson, Item::Event { frame, text }) => {
+            frame.nodes(Nodes::Ndjson, *text).map(|bytes| ndjson(&bytes)).into_iter().collect()
+        }
         (Kind::Sse, Item::Text { seq, text }) => sse(&text.nodes(Nodes::Sse, run, *seq)),
         (Kind::Ndjson, Item::Text { seq, text }) => vec![ndjson(&text.nodes(Nodes::Ndjson, run, *seq))],
         (_, Item::Text { .. }) => panic!("live text for a client that does not show it"),

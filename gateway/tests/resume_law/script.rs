@@ -33,7 +33,8 @@ pub fn init() -> String {
 }
 
 pub fn message_start(id: &str) -> String {
-    json!({"type":"stream_event","event":{"type":"message_start","message":{"id":id,"content":[]}},"parent_tool_use_id":null}).to_string()
+    json!({"type":"stream_event","event":{"type":"message_start","message":{"id":id,"content":[]}},"parent_tool_use_id":null})
+        .to_string()
 }
 
 pub fn delta(text: &str) -> String {
@@ -60,7 +61,8 @@ pub fn tool_result(call: &str, parent: Option<&str>) -> String {
 }
 
 pub fn result(text: &str) -> String {
-    json!({"type":"result","subtype":"success","is_error":false,"num_turns":1,"duration_ms":5,"result":text,"total_cost_usd":0.1}).to_string()
+    json!({"type":"result","subtype":"success","is_error":false,"num_turns":1,"duration_ms":5,"result":text,"total_cost_usd":0.1})
+        .to_string()
 }
 
 /// One assistant line with everything in it: several events of one message.

@@ -127,13 +127,15 @@ impl World {
         for (number, line) in lines.iter().enumerate().skip(wanted as usize) {
             let place = Place { session: SESSION, line: number as u64, at: 0 };
             let mut out = Vec::new();
-            let again = matches!(&logged, Some(runcast_translators::event::SourceCursor::Line { line, .. }) if number as u64 <= *line);
+            let again =
+                matches!(&logged, Some(runcast_translators::event::SourceCursor::Line { line, .. }) if number as u64 <= *line);
             if again {
                 decoder.decode_again(&line.clone().into(), &place, &mut out);
                 continue;
             }
             decoder.decode(&line.clone().into(), &place, &mut out);
-            let facts: Vec<Fact> = out.into_iter().filter_map(|item| if let Decoded::Fact(fact) = item { Some(fact) } else { None }).collect();
+            let facts: Vec<Fact> =
+                out.into_iter().filter_map(|item| if let Decoded::Fact(fact) = item { Some(fact) } else { None }).collect();
             if facts.is_empty() {
                 continue;
             }
@@ -141,7 +143,10 @@ impl World {
             let first: Vec<Fact> = facts.iter().take(facts.len() - 1).take(events).skip(done).cloned().collect();
             if !first.is_empty() {
                 let origin = NewRun { agent: "runcast".into(), customer: None, session: Some(SESSION.into()) };
-                self.log.append(Append { run: self.run.clone(), expected_head: head, facts: first, origin }).await.expect("logged");
+                self.log
+                    .append(Append { run: self.run.clone(), expected_head: head, facts: first, origin })
+                    .await
+                    .expect("logged");
             }
             logged.take();
             break;
@@ -315,7 +320,9 @@ fn wants_order(kind: Kind) -> bool {
 fn behind_offset(before: &[Record], rest: Vec<Record>) -> Vec<Record> {
     let done = |record: &Record| record.said.get("done").is_some();
     match before.last() {
-        Some(last) if last.said.get("result").is_some() => vec![Record { said: serde_json::json!({"done": {"agentId": "runcast", "runId": "run"}}), text: None, cursor: None }],
+        Some(last) if last.said.get("result").is_some() => {
+            vec![Record { said: serde_json::json!({"done": {"agentId": "runcast", "runId": "run"}}), text: None, cursor: None }]
+        }
         Some(last) if done(last) => Vec::new(),
         _ => rest,
     }

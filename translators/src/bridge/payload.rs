@@ -9,9 +9,7 @@ use crate::{
 
 /// `SdkMessage.type` and its payload; `None` where the event has no message in this family.
 pub(super) fn payload(event: &Event, context: &Context) -> Option<(String, Json)> {
-    let open = |kind: &str| {
-        Object::new(kind).string("agent_id", Some(&context.agent)).string("run_id", Some(event.run.as_str()))
-    };
+    let open = |kind: &str| Object::new(kind).string("agent_id", Some(&context.agent)).string("run_id", Some(event.run.as_str()));
     let status = |status: RunStatus, message: Option<&str>| {
         open("status").string("status", Some(status.bridge_word())).string("message", message).end()
     };
@@ -24,7 +22,14 @@ pub(super) fn payload(event: &Event, context: &Context) -> Option<(String, Json)
                 out.push(b'}');
                 out
             });
-            ("system", open("system").string("subtype", Some("init")).json("model", model.as_deref()).json("tools", tools.map(Raw::bytes)).end())
+            (
+                "system",
+                open("system")
+                    .string("subtype", Some("init"))
+                    .json("model", model.as_deref())
+                    .json("tools", tools.map(Raw::bytes))
+                    .end(),
+            )
         }
         Body::RunChanged { status: word, changed: true, .. } => ("status", status(*word, None)),
         Body::UserMessage { content, .. } => {
@@ -35,16 +40,26 @@ pub(super) fn payload(event: &Event, context: &Context) -> Option<(String, Json)
         Body::AssistantMessage(message) => ("assistant", assistant(message, open("assistant"))),
         Body::Thinking { text, duration_ms, .. } => {
             let duration = duration_ms.map(|ms| ms.to_string());
-            ("thinking", open("thinking").string("text", Some(text)).json("thinking_duration_ms", duration.as_ref().map(|ms| ms.as_bytes())).end())
+            (
+                "thinking",
+                open("thinking")
+                    .string("text", Some(text))
+                    .json("thinking_duration_ms", duration.as_ref().map(|ms| ms.as_bytes()))
+                    .end(),
+            )
         }
         Body::ToolCallStarted { call_id, name, args, .. } => {
-            let start = || open("tool_call").string("call_id", Some(call_id)).string("name", Some(name)).string("status", Some("running"));
+            let start = || {
+                open("tool_call").string("call_id", Some(call_id)).string("name", Some(name)).string("status", Some("running"))
+            };
             ("tool_call", tool_call(start, "args", args.as_ref(), false, context))
         }
         Body::ToolCallFinished(call) => ("tool_call", finished(call, open, context)),
         Body::Status { status: word, message, .. } => ("status", status(word.unwrap_or(RunStatus::Running), message.as_deref())),
         Body::Gap { reason, .. } => ("status", status(RunStatus::Running, Some(reason))),
-        Body::Task { text, status } => ("task", open("task").string("status", status.as_deref()).string("text", text.as_deref()).end()),
+        Body::Task { text, status } => {
+            ("task", open("task").string("status", status.as_deref()).string("text", text.as_deref()).end())
+        }
         Body::Report { title, text } => {
             let text = title.as_ref().map_or_else(|| text.clone(), |title| format!("{title}\n\n{text}"));
             ("task", open("task").string("text", Some(&text)).end())
@@ -91,7 +106,9 @@ fn blocks(content: Raw<'_>) -> Vec<u8> {
     for item in single.into_iter().chain(content.items()) {
         let block = match (item.kind(), item.get_string("type").as_deref()) {
             (Kind::String, _) => Object::new("text").json("text", Some(item.bytes())).end(),
-            (Kind::Object, Some("text")) => Object::new("text").json("text", Some(item.get("text").map_or(b"\"\"", Raw::bytes))).end(),
+            (Kind::Object, Some("text")) => {
+                Object::new("text").json("text", Some(item.get("text").map_or(b"\"\"", Raw::bytes))).end()
+            }
             (Kind::Object, Some("tool_use")) => Object::new("tool_use")
                 .json("id", item.get("id").map(Raw::bytes))
                 .json("name", item.get("name").map(Raw::bytes))
@@ -124,9 +141,8 @@ fn tool_call(start: impl Fn() -> Object, key: &str, value: Option<&Json>, trunca
     let room = context.message_bytes_max.saturating_sub(4096);
     let small = value.and_then(|value| cut(value, room));
     // Nothing but numbers and structure: the only way left is its text, cut.
-    let small = small.map(|small| {
-        if small.bytes().len() <= room { small } else { cut(&Json::string(small.text()), room).unwrap_or(small) }
-    });
+    let small = small
+        .map(|small| if small.bytes().len() <= room { small } else { cut(&Json::string(small.text()), room).unwrap_or(small) });
     let truncated = truncated || small.is_some();
     let flags = format!("{{\"{key}\":true}}");
     start()

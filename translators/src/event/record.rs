@@ -102,12 +102,7 @@ pub fn decode_record(run: &RunId, seq: Seq, bytes: &Bytes) -> Result<Event, Reco
             *slot = Some(Json::built(whole.slice(*start..end)));
         }
     }
-    let step = record.step.map(|head| Step {
-        id: head.id,
-        index: head.index,
-        late: head.late,
-        data: data.map(Json::built),
-    });
+    let step = record.step.map(|head| Step { id: head.id, index: head.index, late: head.late, data: data.map(Json::built) });
     let fact = Fact { at: record.at, family: record.family, source: record.source, step, body };
     Ok(Event { run: run.clone(), seq, fact })
 }
@@ -166,9 +161,13 @@ mod tests {
     #[test]
     fn damage_is_an_error() {
         let run = RunId::new("r").expect("valid");
-        for bad in [&b""[..], b"{}", b"{\"v\":1", b"{\"v\":9,\"at\":0,\"family\":\"steps\",\"body\":\"step_only\"}",
-            b"{\"v\":1,\"at\":0,\"family\":\"steps\",\"body\":{\"turn_ended\":{\"result\":null}},\"inside\":{\"result\":[0,9]}}"]
-        {
+        for bad in [
+            &b""[..],
+            b"{}",
+            b"{\"v\":1",
+            b"{\"v\":9,\"at\":0,\"family\":\"steps\",\"body\":\"step_only\"}",
+            b"{\"v\":1,\"at\":0,\"family\":\"steps\",\"body\":{\"turn_ended\":{\"result\":null}},\"inside\":{\"result\":[0,9]}}",
+        ] {
             assert!(decode_record(&run, 1, &Bytes::copy_from_slice(bad)).is_err());
         }
     }

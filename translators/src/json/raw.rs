@@ -224,11 +224,9 @@ mod tests {
 
     #[test]
     fn odd_numbers_keep_their_text() {
-        assert_eq!(json("[1.0,1e3,18446744073709551617,-0.0]").raw().items().map(Raw::integer).collect::<Vec<_>>(), [
-            Some(1),
-            Some(1000),
-            None,
-            Some(0)
-        ]);
+        assert_eq!(
+            json("[1.0,1e3,18446744073709551617,-0.0]").raw().items().map(Raw::integer).collect::<Vec<_>>(),
+            [Some(1), Some(1000), None, Some(0)]
+        );
     }
 }

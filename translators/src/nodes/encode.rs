@@ -94,7 +94,9 @@ pub fn record(event: &Event, text: u32) -> Option<Record> {
 pub fn shows(event: &Event) -> bool {
     match &event.fact.body {
         Body::AssistantMessage(message) => event.fact.body.closes_text() && !message.text().is_empty(),
-        Body::ToolCallStarted { .. } | Body::ToolCallFinished(_) | Body::Report { .. } | Body::Settled(_) | Body::Gap { .. } => true,
+        Body::ToolCallStarted { .. } | Body::ToolCallFinished(_) | Body::Report { .. } | Body::Settled(_) | Body::Gap { .. } => {
+            true
+        }
         _ => false,
     }
 }

@@ -13,7 +13,8 @@ use super::{
 };
 use crate::{
     event::{
-        AssistantMessage, Body, Event, Fact, Family, Live, Millis, Outcome, SourceCursor, Step, ToolCallFinished, Unreadable, shape,
+        AssistantMessage, Body, Event, Fact, Family, Live, Millis, Outcome, SourceCursor, Step, ToolCallFinished, Unreadable,
+        shape,
     },
     json::{Json, Kind, Raw, push_string, unescape_into},
     position::TEXT_MAX,
@@ -144,7 +145,8 @@ impl Decoder {
             facts.push(fact(None, partial));
         }
         // Clients of the steps family are owed a `result`: one is built for a run that never had any.
-        let step = (!self.verdict.is_heard()).then(|| Step { id: "settled".into(), index: self.next_index, late: false, data: None });
+        let step =
+            (!self.verdict.is_heard()).then(|| Step { id: "settled".into(), index: self.next_index, late: false, data: None });
         facts.push(fact(step, Body::Settled(Box::new(self.outcome(exit_status, at)))));
         for fact in &facts {
             self.fold_body(&fact.body);
@@ -188,7 +190,8 @@ impl Decoder {
             "tool_progress" => omitted = Some("tool_progress"),
             "transcript_mirror" => omitted = Some("transcript_mirror"),
             "control_request" | "control_response" | "control_cancel_request" => omitted = Some("control"),
-            "tool_use_summary" | "auth_status" | "prompt_suggestion" | "conversation_reset" | "active_goal" | "command_lifecycle" => {}
+            "tool_use_summary" | "auth_status" | "prompt_suggestion" | "conversation_reset" | "active_goal"
+            | "command_lifecycle" => {}
             _ => batch.bodies.push(Body::Unknown { kind: kind.to_owned(), payload: Some(data.clone()) }),
         }
         if let Some(name) = omitted {
@@ -325,11 +328,16 @@ impl Decoder {
         let raw = data.raw();
         let subtype = raw.get_string("subtype").unwrap_or_default();
         let body = match &*subtype {
-            "init" if !self.started => Body::RunStarted {
-                init: Some(data.clone()),
-                model: raw.get_string("model").map(Into::into),
-            },
-            "hook_progress" | "status" | "thinking" | "thinking_tokens" | "output_tokens" | "task_summary" | "control_request_progress" => {
+            "init" if !self.started => {
+                Body::RunStarted { init: Some(data.clone()), model: raw.get_string("model").map(Into::into) }
+            }
+            "hook_progress"
+            | "status"
+            | "thinking"
+            | "thinking_tokens"
+            | "output_tokens"
+            | "task_summary"
+            | "control_request_progress" => {
                 return Some("tick");
             }
             task if task.starts_with("task_") => {
@@ -362,7 +370,8 @@ impl Decoder {
             ("message_start", _) if main => {
                 batch.bodies.extend(self.abandoned());
                 let id = event.and_then(|event| event.get("message")).and_then(|message| message.get_string("id"));
-                batch.opens = Some(OpenText { message_id: id.map(Into::into), from: Some(batch.place.line), ..OpenText::default() });
+                batch.opens =
+                    Some(OpenText { message_id: id.map(Into::into), from: Some(batch.place.line), ..OpenText::default() });
                 upstream()
             }
             ("message_stop", _) if main => {

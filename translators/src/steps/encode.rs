@@ -70,8 +70,12 @@ pub fn run_frame(run: &RunInfo, cursor: &str) -> Vec<u8> {
 /// Steps are missing: what was asked for is older than what is kept, or beyond the end, or lost upstream.
 pub fn gap(earliest: Option<i64>, latest: Option<i64>, reason: &str, cursor: Option<&str>) -> Vec<u8> {
     let number = |n: Option<i64>| n.map_or_else(|| "null".to_owned(), |n| n.to_string());
-    let mut out = format!("{{\"type\":\"gap\",\"earliest_step_index\":{},\"latest_step_index\":{},\"reason\":", number(earliest), number(latest))
-        .into_bytes();
+    let mut out = format!(
+        "{{\"type\":\"gap\",\"earliest_step_index\":{},\"latest_step_index\":{},\"reason\":",
+        number(earliest),
+        number(latest)
+    )
+    .into_bytes();
     push_string(&mut out, reason);
     match cursor {
         Some(cursor) => push_cursor_and_close(&mut out, cursor),
@@ -208,16 +212,24 @@ fn built_data(event: &Event) -> Vec<u8> {
             .string("status", status.as_deref())
             .string("summary", text.as_deref())
             .end(),
-        Body::Report { title, text } => {
-            Object::new("system").string("subtype", Some("report")).string("title", title.as_deref()).string("text", Some(text)).end()
-        }
+        Body::Report { title, text } => Object::new("system")
+            .string("subtype", Some("report"))
+            .string("title", title.as_deref())
+            .string("text", Some(text))
+            .end(),
         Body::Settled(outcome) => result(outcome),
         other => Object::new("system").string("subtype", Some(other.kind())).end(),
     }
 }
 
 fn assistant(said: &AssistantMessage) -> Vec<u8> {
-    message("assistant", "assistant", said.content.as_ref().map_or(b"[]", |content| content.bytes()), said.parent.as_deref(), Some(said))
+    message(
+        "assistant",
+        "assistant",
+        said.content.as_ref().map_or(b"[]", |content| content.bytes()),
+        said.parent.as_deref(),
+        Some(said),
+    )
 }
 
 fn message(kind: &str, role: &str, content: &[u8], parent: Option<&str>, said: Option<&AssistantMessage>) -> Vec<u8> {

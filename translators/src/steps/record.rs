@@ -12,10 +12,17 @@ pub(super) enum Record {
     /// Nothing but white space.
     Blank,
     /// An object with a string `type`.
-    Message { kind: String, data: Json },
+    Message {
+        kind: String,
+        data: Json,
+    },
     Unreadable(Unreadable),
     /// Half a message with a whole one behind it on the same line: a write that was cut short and made again.
-    Stub { stub: Unreadable, kind: String, data: Json },
+    Stub {
+        stub: Unreadable,
+        kind: String,
+        data: Json,
+    },
 }
 
 /// The types that Claude Code is known to write; only such a message is believed to be one behind a stub.
@@ -37,7 +44,9 @@ pub(super) fn read(line: &Bytes, number: Option<u64>) -> Record {
     match Json::parse(&bare) {
         Ok(data) => match kind(&data) {
             Some(kind) => Record::Message { kind, data },
-            None if bare.trim_ascii_start().starts_with(b"{") => Record::Unreadable(unreadable("an object without a string `type`", &line)),
+            None if bare.trim_ascii_start().starts_with(b"{") => {
+                Record::Unreadable(unreadable("an object without a string `type`", &line))
+            }
             None => Record::Unreadable(unreadable("not a JSON object", &line)),
         },
         Err(_) => match behind_stub(&bare) {
@@ -61,9 +70,11 @@ fn without_terminal_codes(line: &[u8]) -> &[u8] {
         let Some(after) = rest.strip_prefix(b"\x1b") else { break };
         let end = match after.first() {
             // OSC, ended by BEL or ESC \.
-            Some(b']') => after.iter().position(|byte| *byte == 0x07).map(|at| at + 1).or_else(|| {
-                memchr::memmem::find(after, b"\x1b\\").map(|at| at + 2)
-            }),
+            Some(b']') => after
+                .iter()
+                .position(|byte| *byte == 0x07)
+                .map(|at| at + 1)
+                .or_else(|| memchr::memmem::find(after, b"\x1b\\").map(|at| at + 2)),
             // CSI, ended by a byte from @ to ~.
             Some(b'[') => after.iter().skip(1).position(|byte| (0x40..0x7f).contains(byte)).map(|at| at + 2),
             _ => None,

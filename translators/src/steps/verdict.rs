@@ -27,7 +27,8 @@ impl Verdict {
     /// Takes in the next `result` message.
     pub fn hear(&mut self, result: &Json) {
         let raw = result.raw();
-        let owned = |value: Option<Raw<'_>>| value.filter(|value| !value.is_null()).map(|value| Json::built(value.bytes().to_vec()));
+        let owned =
+            |value: Option<Raw<'_>>| value.filter(|value| !value.is_null()).map(|value| Json::built(value.bytes().to_vec()));
         let cost = raw.get("total_cost_usd").or_else(|| raw.get("total_cost")).or_else(|| raw.get("cost_usd"));
         if let Some((cost, value)) = cost.and_then(|cost| Some((cost, cost.number()?)))
             && (self.cost.is_none() || value > self.cost_value)

@@ -33,7 +33,8 @@ impl Case {
                 (None, None) => assert!(line.starts_with('#'), "{name} must begin with `# what it shows`"),
             }
         }
-        let sections = sections.into_iter().map(|(title, lines)| (title, lines.join("\n").trim_end_matches('\n').to_owned())).collect();
+        let sections =
+            sections.into_iter().map(|(title, lines)| (title, lines.join("\n").trim_end_matches('\n').to_owned())).collect();
         Self { name, sections }
     }
 

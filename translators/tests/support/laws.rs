@@ -171,7 +171,8 @@ pub fn fact_of(decoded: &Decoded) -> Option<&Fact> {
 }
 
 pub fn json(bytes: &[u8]) -> Json {
-    Json::parse(&Bytes::copy_from_slice(bytes)).unwrap_or_else(|error| panic!("not JSON: {error}: {}", String::from_utf8_lossy(bytes)))
+    Json::parse(&Bytes::copy_from_slice(bytes))
+        .unwrap_or_else(|error| panic!("not JSON: {error}: {}", String::from_utf8_lossy(bytes)))
 }
 
 fn decode(decoder: &mut Decoder, lines: &[Bytes], at: usize) -> Vec<Decoded> {

@@ -5,7 +5,8 @@ use runcast_translators::json::{Json, Kind, Raw};
 pub fn plain(json: Raw<'_>) -> String {
     match json.kind() {
         Kind::Object => {
-            let mut members: Vec<_> = json.members().map(|(key, value)| format!("{}:{}", Json::string(&key).text(), plain(value))).collect();
+            let mut members: Vec<_> =
+                json.members().map(|(key, value)| format!("{}:{}", Json::string(&key).text(), plain(value))).collect();
             members.sort();
             format!("{{{}}}", members.join(","))
         }

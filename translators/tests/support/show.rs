@@ -30,11 +30,15 @@ pub fn fact(fact: &Fact) -> String {
 
 /// A value that is the whole line is shown as `<line>`.
 fn body(body: &Body, line: Option<&Json>) -> Shown {
-    let whole = |json: &Option<Json>| json.as_ref().map(|json| if Some(json) == line { "<line>".to_owned() } else { json.text().to_owned() });
+    let whole = |json: &Option<Json>| {
+        json.as_ref().map(|json| if Some(json) == line { "<line>".to_owned() } else { json.text().to_owned() })
+    };
     let shown = Shown::new(body.kind());
     match body {
         Body::RunStarted { init, model } => shown.raw("init", whole(init)).text("model", model.as_deref()),
-        Body::RunChanged { status, changed, .. } => shown.raw("status", Some(format!("{status:?}"))).raw("changed", Some(changed.to_string())),
+        Body::RunChanged { status, changed, .. } => {
+            shown.raw("status", Some(format!("{status:?}"))).raw("changed", Some(changed.to_string()))
+        }
         Body::UserMessage { content, parent } => shown.raw("content", whole(content)).text("parent", parent.as_deref()),
         Body::AssistantMessage(said) => shown
             .text("id", said.message_id.as_deref())

@@ -45,12 +45,16 @@ struct Progress {
 
 impl Sender {
     pub fn new(url: &str, token: Option<&str>, run: &RunId, session: &str, give_up_after: Duration) -> Result<Self, String> {
-        let client = Client::builder().connect_timeout(CONNECT_TIMEOUT).build().map_err(|error| format!("cannot make a client: {error}"))?;
+        let client = Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .build()
+            .map_err(|error| format!("cannot make a client: {error}"))?;
         let mut base = reqwest::Url::parse(url).map_err(|error| format!("--url {url}: {error}"))?;
-        base.path_segments_mut()
-            .map_err(|()| format!("--url {url}: this is no address of a server"))?
-            .pop_if_empty()
-            .extend(["v1", "runs", run.as_str()]);
+        base.path_segments_mut().map_err(|()| format!("--url {url}: this is no address of a server"))?.pop_if_empty().extend([
+            "v1",
+            "runs",
+            run.as_str(),
+        ]);
         Ok(Self { client, base: base.into(), token: token.map(Into::into), session: session.into(), give_up_after })
     }
 
@@ -70,7 +74,8 @@ impl Sender {
                 status => {
                     let failure = failure(answer).await;
                     // Nothing to end: no line made an event. Or the run was settled by an earlier try.
-                    let done = status == StatusCode::NOT_FOUND || matches!(&failure, Failure::Final(what) if what.contains("settled"));
+                    let done =
+                        status == StatusCode::NOT_FOUND || matches!(&failure, Failure::Final(what) if what.contains("settled"));
                     if done { Ok(()) } else { Err(failure) }
                 }
             }
@@ -78,7 +83,11 @@ impl Sender {
         .await
     }
 
-    async fn retry<F: Future<Output = Result<(), Failure>>>(&self, bar: &ProgressBar, mut attempt: impl FnMut() -> F) -> Result<(), String> {
+    async fn retry<F: Future<Output = Result<(), Failure>>>(
+        &self,
+        bar: &ProgressBar,
+        mut attempt: impl FnMut() -> F,
+    ) -> Result<(), String> {
         let mut wait = RETRY_MIN;
         let mut lost_since: Option<Instant> = None;
         loop {
@@ -144,7 +153,9 @@ impl Sender {
             status if status.is_success() => {
                 let progress: Progress = answer.json().await.map_err(|error| Failure::Lost(plain(&error)))?;
                 if progress.session != self.session {
-                    return Err(Failure::Final("the run belongs to another session: choose another --run, or give its --session".into()));
+                    return Err(Failure::Final(
+                        "the run belongs to another session: choose another --run, or give its --session".into(),
+                    ));
                 }
                 Ok(progress.next_line)
             }

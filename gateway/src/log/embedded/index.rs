@@ -63,7 +63,9 @@ impl Index {
         let mut page = RunPage::default();
         for run in self.by_age.range(..before).rev().map(|(_, run)| run) {
             let Some(info) = self.info(run) else { continue };
-            if filter.status.is_some_and(|status| status != info.status) || filter.agent.as_ref().is_some_and(|agent| *agent != info.origin.agent) {
+            if filter.status.is_some_and(|status| status != info.status)
+                || filter.agent.as_ref().is_some_and(|agent| *agent != info.origin.agent)
+            {
                 continue;
             }
             if page.runs.len() == filter.limit {

@@ -40,7 +40,9 @@ impl Store {
         let opened = Database::builder().set_cache_size(cache_bytes).create(folder.join("runcast.redb"));
         let database = opened.map_err(|error| match error {
             redb::DatabaseError::DatabaseAlreadyOpen => OpenError::InUse(folder.display().to_string()),
-            redb::DatabaseError::Storage(redb::StorageError::Io(source)) => OpenError::Folder { path: folder.display().to_string(), source },
+            redb::DatabaseError::Storage(redb::StorageError::Io(source)) => {
+                OpenError::Folder { path: folder.display().to_string(), source }
+            }
             other => damaged(folder, other),
         })?;
         let store = Self { database };
@@ -64,8 +66,8 @@ impl Store {
         let runs = transaction.open_table(RUNS).map_err(text)?;
         for row in runs.iter().map_err(text)? {
             let (id, bytes) = row.map_err(text)?;
-            let stored: StoredRun =
-                serde_json::from_slice(bytes.value()).map_err(|error| format!("the entry of run {:?} is damaged: {error}", id.value()))?;
+            let stored: StoredRun = serde_json::from_slice(bytes.value())
+                .map_err(|error| format!("the entry of run {:?} is damaged: {error}", id.value()))?;
             index.put(stored.number, stored.info);
         }
         Ok(index)
@@ -105,7 +107,11 @@ fn text(error: impl std::fmt::Display) -> String {
 
 impl<'t> Tables<'t> {
     fn open(transaction: &'t WriteTransaction) -> Result<Self, redb::Error> {
-        Ok(Self { events: transaction.open_table(EVENTS)?, runs: transaction.open_table(RUNS)?, steps: transaction.open_table(STEPS)? })
+        Ok(Self {
+            events: transaction.open_table(EVENTS)?,
+            runs: transaction.open_table(RUNS)?,
+            steps: transaction.open_table(STEPS)?,
+        })
     }
 
     fn touch(&mut self) -> Result<(), redb::Error> {

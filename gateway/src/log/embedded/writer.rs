@@ -161,7 +161,10 @@ impl Writer {
             return;
         }
         self.set_health(Ok(()));
-        let commits = group.accepted.iter().filter_map(|accepted| Some((accepted.events.first()?.run.clone(), accepted.events.clone().into())));
+        let commits = group
+            .accepted
+            .iter()
+            .filter_map(|accepted| Some((accepted.events.first()?.run.clone(), accepted.events.clone().into())));
         self.tails.tell_committed(commits.collect(), || {
             let mut index = self.index();
             group.runs.into_values().for_each(|(number, info)| index.put(number, info));

@@ -1,0 +1,307 @@
+//! Small clients for every protocol: a stream of records, each with the cursor that it hands out.
+
+use std::collections::VecDeque;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use futures_util::{StreamExt as _, stream::BoxStream};
+use runcast_translators::sse::{Said, SseDecoder};
+use serde_json::Value;
+use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest as _};
+
+use crate::server::{Server, TOKEN};
+
+/// How a run is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    WebSocket,
+    Sse,
+    Ndjson,
+    ConnectJson,
+    Grpc,
+    GrpcWeb,
+}
+
+pub const WAYS: [Way; 6] = [Way::WebSocket, Way::Sse, Way::Ndjson, Way::ConnectJson, Way::Grpc, Way::GrpcWeb];
+
+/// One record as it was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// `frame.type`, the event's name, or the envelope's.
+    pub kind: String,
+    /// What it says, without its cursor: JSON, or for protobuf the bytes as hexadecimal text.
+    pub said: Value,
+    /// The raw text of the record.
+    pub raw: String,
+    pub cursor: Option<String>,
+}
+
+impl Record {
+    /// The text that it adds, for node records that are text.
+    pub fn text(&self) -> Option<&str> {
+        (self.kind == "node.output_text.delta").then(|| self.said["delta"].as_str()).flatten()
+    }
+}
+
+/// How a stream ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// As the protocol ends a stream that is over; with its code.
+    Clean(u16),
+    /// The connection broke.
+    Broken(String),
+}
+
+/// An open stream.
+pub struct Stream {
+    way: Way,
+    inner: Inner,
+    waiting: VecDeque<Record>,
+    pub end: Option<End>,
+}
+
+enum Inner {
+    Http { bytes: BoxStream<'static, reqwest::Result<Bytes>>, held: BytesMut, sse: SseDecoder, status: u16 },
+    Socket(Box<tokio_tungstenite::WebSocketStream<tokio_tungstenite::MaybeTlsStream<tokio::net::TcpStream>>>),
+}
+
+/// A request message with `run_id` and, if there is one, `after_offset`.
+fn request(way: Way, run: &str, after: Option<&str>) -> Vec<u8> {
+    let message = match way {
+        Way::ConnectJson => serde_json::json!({"runId": run, "afterOffset": after}).to_string().into_bytes(),
+        _ => {
+            let mut out = vec![0x0a, run.len() as u8];
+            out.extend_from_slice(run.as_bytes());
+            if let Some(after) = after {
+                out.extend_from_slice(&[0x12, after.len() as u8]);
+                out.extend_from_slice(after.as_bytes());
+            }
+            out
+        }
+    };
+    let mut out = vec![0];
+    out.extend_from_slice(&(message.len() as u32).to_be_bytes());
+    out.extend(message);
+    out
+}
+
+/// Begins to watch `run` after `cursor`. An answer that is no stream is given as status and body.
+pub async fn watch(server: &Server, way: Way, run: &str, cursor: Option<&str>) -> Result<Stream, (u16, String)> {
+    let query = cursor.map(|cursor| format!("cursor={cursor}")).unwrap_or_default();
+    match way {
+        Way::WebSocket => websocket(server, run, &query).await,
+        Way::Sse | Way::Ndjson => {
+            let accept = if way == Way::Sse { "text/event-stream" } else { "application/x-ndjson" };
+            let mut request = server.client().get(server.url(&format!("/v1/nodes/{run}/events"))).header("accept", accept);
+            if let Some(cursor) = cursor {
+                request = request.header("last-event-id", cursor);
+            }
+            http(way, request).await
+        }
+        Way::ConnectJson | Way::Grpc | Way::GrpcWeb => {
+            let client = if way == Way::Grpc { h2_client() } else { server.client() };
+            let kind = match way {
+                Way::ConnectJson => "application/connect+json",
+                Way::Grpc => "application/grpc+proto",
+                _ => "application/grpc-web+proto",
+            };
+            let request = client
+                .post(server.url("/sdk.v1.SdkAgentService/ObserveRun"))
+                .header("content-type", kind)
+                .header("te", "trailers");
+            http(way, request.bearer_auth(TOKEN).body(self::request(way, run, cursor))).await
+        }
+    }
+}
+
+/// A client that speaks HTTP/2 without TLS from the first byte.
+pub fn h2_client() -> reqwest::Client {
+    reqwest::Client::builder().http2_prior_knowledge().build().expect("a client")
+}
+
+/// A WebSocket stream with any query.
+pub async fn websocket(server: &Server, run: &str, query: &str) -> Result<Stream, (u16, String)> {
+    let url = format!("{}/v1/agents/runs/{run}/stream?{query}", server.base.replacen("http", "ws", 1));
+    let mut request = url.into_client_request().expect("a request");
+    request.headers_mut().insert("authorization", format!("Bearer {TOKEN}").parse().expect("a header"));
+    match tokio_tungstenite::connect_async(request).await {
+        Ok((socket, _)) => {
+            Ok(Stream { way: Way::WebSocket, inner: Inner::Socket(Box::new(socket)), waiting: VecDeque::new(), end: None })
+        }
+        Err(tokio_tungstenite::tungstenite::Error::Http(answer)) => {
+            let body = answer.body().as_deref().map(String::from_utf8_lossy).unwrap_or_default().into_owned();
+            Err((answer.status().as_u16(), body))
+        }
+        Err(error) => Err((0, error.to_string())),
+    }
+}
+
+async fn http(way: Way, request: reqwest::RequestBuilder) -> Result<Stream, (u16, String)> {
+    let answer = request.send().await.map_err(|error| (0, format!("{error:?}")))?;
+    let status = answer.status().as_u16();
+    if status != 200 {
+        return Err((status, answer.text().await.unwrap_or_default()));
+    }
+    // gRPC says at once, in the head, that a call has failed.
+    if let Some(code) = answer.headers().get("grpc-status").and_then(|code| code.to_str().ok()).filter(|code| *code != "0") {
+        let code = code.parse().unwrap_or_default();
+        let message = answer.headers().get("grpc-message").and_then(|text| text.to_str().ok()).unwrap_or_default().to_owned();
+        return Err((code, message));
+    }
+    let inner =
+        Inner::Http { bytes: answer.bytes_stream().boxed(), held: BytesMut::new(), sse: SseDecoder::new(64 << 20), status };
+    Ok(Stream { way, inner, waiting: VecDeque::new(), end: None })
+}
+
+impl Stream {
+    /// The next record; `None` at the end (see [`Self::end`]). What is no record (signs of life) is passed over.
+    pub async fn next(&mut self) -> Option<Record> {
+        crate::within("the next record", async {
+            loop {
+                if let Some(record) = self.waiting.pop_front() {
+                    return Some(record);
+                }
+                if self.end.is_some() {
+                    return None;
+                }
+                self.read().await;
+            }
+        })
+        .await
+    }
+
+    /// All that follows.
+    pub async fn rest(&mut self) -> Vec<Record> {
+        let mut out = Vec::new();
+        while let Some(record) = self.next().await {
+            out.push(record);
+        }
+        out
+    }
+
+    /// Says something (WebSocket only).
+    pub async fn say(&mut self, message: Message) {
+        use futures_util::SinkExt as _;
+        if let Inner::Socket(socket) = &mut self.inner {
+            let _ = socket.send(message).await;
+        }
+    }
+
+    async fn read(&mut self) {
+        match &mut self.inner {
+            Inner::Socket(socket) => match socket.next().await {
+                Some(Ok(Message::Text(text))) => {
+                    let mut said: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
+                    let kind = said["type"].as_str().unwrap_or_default().to_owned();
+                    let cursor = take(&mut said, "cursor");
+                    if kind != "heartbeat" {
+                        self.waiting.push_back(Record { kind, said, raw: text.to_string(), cursor });
+                    }
+                }
+                Some(Ok(Message::Close(frame))) => self.end = Some(End::Clean(frame.map_or(1005, |frame| frame.code.into()))),
+                Some(Ok(_)) => {}
+                Some(Err(error)) => self.end = Some(End::Broken(error.to_string())),
+                None => self.end = Some(End::Broken("closed".into())),
+            },
+            Inner::Http { bytes, held, sse, status } => match bytes.next().await {
+                Some(Ok(piece)) => match self.way {
+                    Way::Sse => {
+                        let mut out = Vec::new();
+                        sse.push(&piece, &mut out);
+                        self.waiting.extend(out.into_iter().filter_map(|said| match said {
+                            Said::Event(event) => Some(node(event.kind, event.data, Some(event.last_id))),
+                            _ => None,
+                        }));
+                    }
+                    Way::Ndjson => {
+                        held.extend_from_slice(&piece);
+                        while let Some(at) = held.iter().position(|byte| *byte == b'\n') {
+                            let line = String::from_utf8(held.split_to(at + 1).to_vec()).expect("UTF-8");
+                            let value: Value = serde_json::from_str(&line).expect("a line is JSON");
+                            let kind = value["type"].as_str().unwrap_or_default().to_owned();
+                            if kind != "keepalive" {
+                                self.waiting.push_back(node(kind, line, None));
+                            }
+                        }
+                    }
+                    _ => {
+                        held.extend_from_slice(&piece);
+                        while let Some(envelope) = envelope(held) {
+                            match envelope {
+                                (0, message) => self.waiting.extend(rpc(self.way, &message)),
+                                // The last envelope: of Connect a JSON object, of gRPC-Web the trailers.
+                                (_, trailer) => {
+                                    let text = String::from_utf8_lossy(&trailer).to_ascii_lowercase();
+                                    let failed = if self.way == Way::ConnectJson {
+                                        text.contains("\"error\"")
+                                    } else {
+                                        !text.contains("grpc-status:0") && !text.contains("grpc-status: 0")
+                                    };
+                                    self.end = Some(if failed { End::Broken(text) } else { End::Clean(0) });
+                                }
+                            }
+                        }
+                    }
+                },
+                Some(Err(error)) => self.end = Some(End::Broken(format!("{error:?}"))),
+                None => {
+                    let missing = matches!(self.way, Way::ConnectJson | Way::GrpcWeb);
+                    self.end = Some(if missing { End::Broken("no last envelope".into()) } else { End::Clean(*status) });
+                }
+            },
+        }
+    }
+}
+
+fn envelope(held: &mut BytesMut) -> Option<(u8, Bytes)> {
+    let length = u32::from_be_bytes(held.get(1..5)?.try_into().ok()?) as usize;
+    if held.len() < 5 + length {
+        return None;
+    }
+    let flag = held[0];
+    held.advance(5);
+    Some((flag, held.split_to(length).freeze()))
+}
+
+fn node(kind: String, data: String, id: Option<String>) -> Record {
+    let mut said: Value = serde_json::from_str(&data).expect("data is JSON");
+    let number = said.as_object_mut().and_then(|object| object.remove("sequence_number")).map(|number| number.to_string());
+    if let (Some(number), Some(id)) = (&number, &id) {
+        assert_eq!(number, id, "sequence_number and id differ");
+    }
+    Record { kind, said, raw: data, cursor: number }
+}
+
+/// A message of the stream; nothing for a sign of life.
+fn rpc(way: Way, message: &Bytes) -> Option<Record> {
+    if way == Way::ConnectJson {
+        let raw = String::from_utf8(message.to_vec()).expect("UTF-8");
+        let mut said: Value = serde_json::from_str(&raw).expect("JSON");
+        let cursor = take(&mut said, "offset");
+        let kind = said.as_object().and_then(|object| object.keys().next().cloned())?;
+        return Some(Record { kind, said, raw, cursor });
+    }
+    // Field 4 is the offset; the envelope is the one field before it.
+    let offset = memchr_last_offset(message)?;
+    let cursor = String::from_utf8(message[offset + 2..].to_vec()).expect("UTF-8");
+    let envelope = &message[..offset];
+    let kind = match envelope.first()? >> 3 {
+        1 => "sdkMessage",
+        2 => "result",
+        3 => "done",
+        _ => "other",
+    };
+    let said = Value::String(envelope.iter().map(|byte| format!("{byte:02x}")).collect());
+    Some(Record { kind: kind.into(), said, raw: String::new(), cursor: Some(cursor) })
+}
+
+/// Where the offset field stands: it is written last, and is shorter than 128 bytes.
+fn memchr_last_offset(message: &[u8]) -> Option<usize> {
+    (0..message.len().saturating_sub(2))
+        .rev()
+        .find(|at| message[*at] == 0x22 && usize::from(message[at + 1]) == message.len() - at - 2)
+}
+
+fn take(value: &mut Value, key: &str) -> Option<String> {
+    let taken = value.as_object_mut()?.remove(key)?;
+    Some(taken.as_str()?.to_owned())
+}

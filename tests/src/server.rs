@@ -1,0 +1,208 @@
+//! The real binary, as a process of its own.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+};
+
+use serde_json::Value;
+
+/// The token of servers that have one.
+pub const TOKEN: &str = "a-token-for-the-tests";
+
+/// A running `runcast serve`. It is killed when this is dropped.
+pub struct Server {
+    child: Child,
+    /// `http://127.0.0.1:PORT` of the client port,
+    pub base: String,
+    /// and of the private one.
+    pub admin: String,
+    options: Options,
+    folder: Arc<tempfile::TempDir>,
+    said: Arc<Mutex<Vec<String>>>,
+}
+
+/// How a server is started.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// With a token that clients must send.
+    pub with_token: bool,
+    /// More environment, as `RUNCAST__STREAM__RETRY_MS`.
+    pub env: Vec<(&'static str, String)>,
+    /// More arguments.
+    pub args: Vec<String>,
+}
+
+impl Options {
+    pub fn env(mut self, key: &'static str, value: impl ToString) -> Self {
+        self.env.push((key, value.to_string()));
+        self
+    }
+
+    pub fn arg(mut self, argument: &str) -> Self {
+        self.args.push(argument.into());
+        self
+    }
+
+    pub fn with_token(mut self) -> Self {
+        self.with_token = true;
+        self
+    }
+}
+
+/// The program, beside the tests in the target folder.
+pub fn program() -> PathBuf {
+    let own = std::env::current_exe().expect("a path");
+    let path = own.ancestors().nth(2).expect("target/PROFILE/deps/NAME").join("runcast");
+    assert!(path.exists(), "{} is not built: run `cargo build --workspace --bins` (./test does)", path.display());
+    path
+}
+
+impl Server {
+    pub fn start() -> Self {
+        Self::start_with(Options::default())
+    }
+
+    pub fn start_with(options: Options) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        Self::spawn(options, Arc::new(folder), "127.0.0.1:0", "127.0.0.1:0")
+    }
+
+    /// A command line with which this server's data and ports could be used.
+    fn command(options: &Options, data: &Path, listen: &str, admin: &str) -> Command {
+        let mut command = Command::new(program());
+        command.args(["serve", "--listen", listen, "--admin-listen", admin, "--data"]).arg(data).args(&options.args);
+        if options.with_token {
+            let config = data.with_extension("toml");
+            std::fs::write(&config, format!("[[auth.tokens]]\nname = \"tests\"\ntoken = \"{TOKEN}\"\n")).expect("written");
+            command.arg("--config").arg(config);
+        }
+        command.envs(options.env.iter().map(|(key, value)| (key, value))).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+    }
+
+    fn spawn(options: Options, folder: Arc<tempfile::TempDir>, listen: &str, admin: &str) -> Self {
+        let mut child = Self::command(&options, &folder.path().join("data"), listen, admin).spawn().expect("it starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let mut addresses = None;
+        while addresses.is_none() {
+            let Some(Ok(line)) = lines.next() else {
+                panic!("the server ended before it served: {:?}", said.lock().expect("not poisoned"));
+            };
+            let value: Value = serde_json::from_str(&line).unwrap_or_default();
+            let field = |name: &str| value["fields"][name].as_str().map(|address| format!("http://{address}"));
+            addresses = field("address").zip(field("admin_address"));
+            said.lock().expect("not poisoned").push(line);
+        }
+        let (base, admin) = addresses.expect("both addresses");
+        let keep = said.clone();
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| keep.lock().expect("not poisoned").push(line)));
+        Self { child, base, admin, options, folder, said }
+    }
+
+    /// Ends it as `kill -9` does.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Kills it and starts it again, on its data and its ports.
+    pub fn kill_and_restart(&mut self) {
+        self.kill();
+        let listen = self.base.trim_start_matches("http://").to_owned();
+        let admin = self.admin.trim_start_matches("http://").to_owned();
+        *self = Self::spawn(self.options.clone(), self.folder.clone(), &listen, &admin);
+    }
+
+    /// Asks it to stop (SIGTERM); gives its exit status.
+    pub async fn terminate(&mut self) -> Option<i32> {
+        let status = Command::new("kill").arg("-TERM").arg(self.child.id().to_string()).status().expect("kill runs");
+        assert!(status.success());
+        crate::until("the server's end", || std::future::ready(self.child.try_wait().expect("a child"))).await.code()
+    }
+
+    /// What a second server says that is started on this one's data.
+    pub fn start_second(&self) -> (Option<i32>, String) {
+        let mut command = Self::command(&self.options, &self.data(), "127.0.0.1:0", "127.0.0.1:0");
+        let output = command.output().expect("it starts");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    /// The lines of its log so far.
+    pub fn said(&self) -> Vec<String> {
+        self.said.lock().expect("not poisoned").clone()
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base)
+    }
+
+    /// An HTTP client that sends the token if there is one, and knows this server is near.
+    pub fn client(&self) -> reqwest::Client {
+        let mut headers = reqwest::header::HeaderMap::new();
+        if self.options.with_token {
+            headers.insert("authorization", format!("Bearer {TOKEN}").parse().expect("a header"));
+        }
+        reqwest::Client::builder().default_headers(headers).build().expect("a client")
+    }
+
+    /// Sends a run in, whole: its lines, and its end.
+    pub async fn ingest(&self, run: &str, body: impl Into<bytes::Bytes>) {
+        self.send_lines(run, 0, body).await;
+        self.end(run, Some(0)).await;
+    }
+
+    /// Sends lines from the `from`-th on; gives the line that is wanted next.
+    pub async fn send_lines(&self, run: &str, from: u64, body: impl Into<bytes::Bytes>) -> u64 {
+        let url = self.url(&format!("/v1/runs/{run}/events?session=tests&from={from}"));
+        let answer = self.client().post(url).body(body.into()).send().await.expect("an answer");
+        let status = answer.status();
+        let text = answer.text().await.expect("a body");
+        assert!(status.is_success(), "{status}: {text}");
+        let answer: Value = serde_json::from_str(&text).expect("JSON");
+        answer["next_line"].as_u64().expect("a line")
+    }
+
+    pub async fn end(&self, run: &str, exit_status: Option<i32>) {
+        let body = serde_json::json!({"session": "tests", "exit_status": exit_status});
+        let answer = self.client().post(self.url(&format!("/v1/runs/{run}/end"))).json(&body).send().await.expect("an answer");
+        assert!(answer.status().is_success(), "{}: {}", answer.status(), answer.text().await.expect("a body"));
+    }
+
+    pub async fn get(&self, path: &str) -> (u16, Value) {
+        let answer = self.client().get(self.url(path)).send().await.expect("an answer");
+        let status = answer.status().as_u16();
+        let text = answer.text().await.expect("a body");
+        (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    }
+
+    /// The value of a metric, summed over the label sets that hold all of `labels`.
+    pub async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let text =
+            self.client().get(format!("{}/metrics", self.admin)).send().await.expect("an answer").text().await.expect("a body");
+        text.lines()
+            .filter(|line| line.split(['{', ' ']).next() == Some(name) && labels.iter().all(|label| line.contains(label)))
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            eprintln!("the server's log:\n{}", self.said().join("\n"));
+        }
+    }
+}
