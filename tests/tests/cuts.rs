@@ -86,7 +86,7 @@ async fn a_client_that_is_cut_at_random_sees_each_record_once() {
 
     for (way, live) in WAYS.iter().zip(live) {
         let whole = open(&server, *way, "live", None).await.expect("a stream").rest().await;
-        assert!(whole.len() > 5, "{way:?} shows {} records", whole.len());
+        assert!(parts(&whole).0.len() > 5, "{way:?} shows little: {whole:?}");
         assert_eq!(parts(&live), parts(&whole), "{way:?}: cut while it was written");
         let replayed = watch_with_cuts(&server, *way, "live", CUTS, &mut rng).await;
         assert_eq!(parts(&replayed), parts(&whole), "{way:?}: cut in the replay");

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use prost::Message as _;
 use runcast_translators::{
     bridge::{self, Offset, cursor::Part},
-    event::{Event, RunId, RunStatus, Seq, decode_record, encode_record},
+    event::{Event, Family, RunId, RunStatus, Seq, decode_record, encode_record},
     frame::Context,
     nodes,
     position::Position,
@@ -40,8 +40,9 @@ fn events_show_in_each_protocol_as_the_table_says() {
         let event = decode_record(&run(), SEQ, &stored).unwrap_or_else(|error| panic!("{}: {error}", case.name));
         let again = decode_record(&run(), SEQ, &encode_record(&event.fact).into());
         assert_eq!(again.ok().as_ref(), Some(&event), "{}: stored and read back", case.name);
-        for needed in ["websocket", "sse", "bridge"] {
-            case.section(needed);
+        if event.fact.family != Family::Steps {
+            let makes = steps::encode::makes_step(&event.fact.body);
+            assert_eq!(makes, event.fact.step.is_some(), "{}: shows as a step that is built", case.name);
         }
         for (title, expected) in case.sections().filter(|(title, _)| *title != "in") {
             let expected = comparable(expected);
@@ -52,6 +53,33 @@ fn events_show_in_each_protocol_as_the_table_says() {
         assert_eq!(bridge::encode::shows(&event), case.section("bridge") != "-", "{}: bridge::encode::shows", case.name);
     }
     verdict(&wrong);
+}
+
+#[test]
+fn what_is_over_the_limit_is_cut_and_says_so_where_it_can() {
+    let large = "\\ud83d\\ude00".repeat(5000);
+    let data = format!(r#"{{"type":"t","call_id":"c","text":"{large}"}}"#);
+    let small = Context { record_bytes_max: 9000, message_bytes_max: 9000, ..context() };
+    let read = |family: &str, body: &str, step: &str| {
+        let stored = format!(r#"{{"v":1,"at":0,"family":"{family}","body":{body}{step}}}"#);
+        decode_record(&run(), SEQ, &stored.into()).expect("an event")
+    };
+    let step = format!(r#","step":{{"id":"s:0","index":0}},"data":{data}"#);
+    let event = read("steps", r#""step_only""#, &step);
+    let cut = String::from_utf8(steps::encode::step(&event, &small).expect("a step")).expect("text");
+    assert!(cut.len() < 9200 && cut.contains(r#""truncated":true,"data":{"type":"t","call_id":"c","#), "{cut}");
+    assert!(steps::encode::step_in_full(&event, &small).is_some_and(|whole| whole.ends_with(format!("{data}}}").as_bytes())));
+
+    let call = format!(
+        r#"{{"tool_call_finished":{{"call_id":"c","name":"n","ok":true,"result":{data},"summary":"","truncated":false}}}}"#
+    );
+    let unknown = format!(r#"{{"unknown":{{"kind":"t","payload":{data}}}}}"#);
+    for (body, says) in [(call, r#""truncated":{"result":true}"#), (unknown, r#""call_id":"c""#)] {
+        let message = bridge::encode::message(&read("bridge", &body, ""), &small).expect("a message");
+        let text = String::from_utf8_lossy(&message.json);
+        assert!(text.len() < 9200 && text.contains(says) && !text.contains(r"\ud83d…"), "{text}");
+        assert!(message.proto.len() < 9200);
+    }
 }
 
 #[test]

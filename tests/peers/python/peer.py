@@ -48,6 +48,7 @@ class Stage:
 
     now = "starting"
     seen = False
+    once = threading.Lock()
 
 
 def now(what: str) -> None:
@@ -56,9 +57,10 @@ def now(what: str) -> None:
 
 def watching() -> None:
     """Tells the harness, once, that a stream is open: from here on the run may go on."""
-    if not Stage.seen:
-        print("watching", flush=True)
-    Stage.seen = True
+    with Stage.once:
+        if not Stage.seen:
+            print("watching", flush=True)
+        Stage.seen = True
 
 
 def about(what: str, judge: Callable[[], None]) -> None:

@@ -114,6 +114,15 @@ mod tests {
         assert!(small.raw().get_string("a").is_some_and(|a| a.ends_with('…') && a.len() > 1500));
     }
 
+    #[test]
+    fn a_pair_is_not_cut() {
+        let text = format!("\"{}\"", r"\ud83d\ude00".repeat(100));
+        for limit in 300..340 {
+            let small = cut(&Json::built(text.clone()), limit).expect("too large");
+            assert!(serde_json::from_slice::<String>(small.bytes()).is_ok(), "{small:?}");
+        }
+    }
+
     proptest! {
         #[test]
         fn a_cut_value_is_valid(texts in prop::collection::vec("\\PC{0,900}", 1..5), limit in 300usize..3000) {

@@ -35,6 +35,7 @@ pub struct Place<'a> {
 
 /// What a record means.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are facts, and each is moved on at once")]
 pub enum Decoded {
     Fact(Fact),
     Live(Live),
