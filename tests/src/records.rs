@@ -190,7 +190,7 @@ impl Stream {
         match &mut self.inner {
             Inner::Socket(socket) => match socket.next().await {
                 Some(Ok(Message::Text(text))) => {
-                    let mut said: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
+                    let mut said = parse(&text);
                     let kind = said["type"].as_str().unwrap_or_default().to_owned();
                     let cursor = take(&mut said, "cursor");
                     if kind != "heartbeat" {
@@ -216,7 +216,7 @@ impl Stream {
                         held.extend_from_slice(&piece);
                         while let Some(at) = held.iter().position(|byte| *byte == b'\n') {
                             let line = String::from_utf8(held.split_to(at + 1).to_vec()).expect("UTF-8");
-                            let value: Value = serde_json::from_str(&line).expect("a line is JSON");
+                            let value = parse(&line);
                             let kind = value["type"].as_str().unwrap_or_default().to_owned();
                             if kind != "keepalive" {
                                 self.waiting.push_back(node(kind, line, None));
@@ -263,7 +263,7 @@ fn envelope(held: &mut BytesMut) -> Option<(u8, Bytes)> {
 }
 
 fn node(kind: String, data: String, id: Option<String>) -> Record {
-    let mut said: Value = serde_json::from_str(&data).expect("data is JSON");
+    let mut said = parse(&data);
     let number = said.as_object_mut().and_then(|object| object.remove("sequence_number")).map(|number| number.to_string());
     if let (Some(number), Some(id)) = (&number, &id) {
         assert_eq!(number, id, "sequence_number and id differ");
@@ -275,7 +275,7 @@ fn node(kind: String, data: String, id: Option<String>) -> Record {
 fn rpc(way: Way, message: &Bytes) -> Option<Record> {
     if way == Way::ConnectJson {
         let raw = String::from_utf8(message.to_vec()).expect("UTF-8");
-        let mut said: Value = serde_json::from_str(&raw).expect("JSON");
+        let mut said = parse(&raw);
         let cursor = take(&mut said, "offset");
         let kind = said.as_object().and_then(|object| object.keys().next().cloned())?;
         return Some(Record { kind, said, raw, cursor });
@@ -304,4 +304,29 @@ fn memchr_last_offset(message: &[u8]) -> Option<usize> {
 fn take(value: &mut Value, key: &str) -> Option<String> {
     let taken = value.as_object_mut()?.remove(key)?;
     Some(taken.as_str()?.to_owned())
+}
+
+/// JSON as lenient clients read it: any depth, and half a surrogate pair as U+FFFD.
+fn parse(text: &str) -> Value {
+    let mut whole = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("\\u") {
+        let (before, escape) = rest.split_at(at);
+        whole.push_str(before);
+        // An escaped backslash before it means that this is no escape.
+        let escaped = before.len() - before.trim_end_matches('\\').len();
+        let high = escape.get(2..3) == Some("d") && "89ab".contains(escape.get(3..4).unwrap_or("x"));
+        let pair = escape.get(6..9).is_some_and(|next| next == "\\ud");
+        let (shown, length) = match (escaped % 2 == 0 && high, pair) {
+            (true, false) => ("\\ufffd", 6),
+            (true, true) => (&escape[..12], 12),
+            _ => (&escape[..2], 2),
+        };
+        whole.push_str(shown);
+        rest = &escape[length..];
+    }
+    whole.push_str(rest);
+    let mut reader = serde_json::Deserializer::from_str(&whole);
+    reader.disable_recursion_limit();
+    serde::Deserialize::deserialize(&mut reader).unwrap_or_else(|error| panic!("not JSON: {error}: {text}"))
 }

@@ -67,9 +67,6 @@ pub enum SourceCursor {
         /// The line at which the message began whose text is still open: a new owner must read from there again.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         open_from: Option<u64>,
-        /// The message that was being streamed then.
-        #[serde(skip_serializing_if = "Option::is_none", default)]
-        message: Option<String>,
     },
 }
 

@@ -125,6 +125,12 @@ impl Watch {
         start
     }
 
+    /// The protocol itself has found that the client's place is not there.
+    pub fn begin_elsewhere(&self) {
+        self.connection.resumed(ResumedFrom::Gap);
+        self.connection.gap_sent();
+    }
+
     /// Waits for what happens next. `items` is empty unless it says so. Nothing is lost when the wait is given up.
     pub async fn next(&mut self, items: &mut Vec<Item>) -> Happening {
         if self.over {

@@ -173,7 +173,10 @@ impl Socket {
         let position = Position::at(found.seq);
         let reader = gateway.hubs().read(run, position, deltas).await.map_err(internal)?.ok_or(Goodbye::UnknownRun)?;
         let mut watch = Watch::new(reader, Protocol::WebSocket, gateway.drain(), &gateway.settings().stream);
-        watch.begin(position, info.first, place != Place::Start);
+        watch.begin(position, info.first, place != Place::Start && !found.is_elsewhere);
+        if found.is_elsewhere {
+            watch.begin_elsewhere();
+        }
         Ok(Session { gateway: gateway.clone(), watch, info: RunInfo::clone(&info), place, found, items: VecDeque::new() })
     }
 

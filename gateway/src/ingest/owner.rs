@@ -49,7 +49,10 @@ struct State {
     logged: Option<u64>,
     /// The line from which the open text must be read again, as the log has it.
     open_from: Option<u64>,
-    /// Events that the log already holds of the message after `logged`: its writer stopped in the middle.
+    /// Events that the log already holds of the message after `logged`: its writer stopped in the middle. The decoder
+    /// takes them in when it comes to that message again.
+    half: Vec<Event>,
+    /// How many of them it has still to come to.
     skip: usize,
     /// Those events closed the open text: it is not to be shown again while it is re-read.
     mute: bool,
@@ -343,6 +346,7 @@ impl State {
             cursor: 0,
             logged: None,
             open_from: None,
+            half: Vec::new(),
             skip: 0,
             mute: false,
             base: 0,
@@ -355,14 +359,15 @@ impl State {
 
     /// Takes in an event that the log already has.
     fn fold(&mut self, event: &Event) {
-        self.decoder.fold(event);
         self.note(event);
+        self.half.push(event.clone());
         if event.fact.source.is_some() {
-            (self.skip, self.mute) = (0, false);
+            self.half.drain(..).for_each(|event| self.decoder.fold(&event));
+            self.mute = false;
         } else {
-            self.skip += 1;
             self.mute |= event.fact.body.closes_text();
         }
+        self.skip = self.half.len();
     }
 
     /// Takes in an event that was decoded here and is kept now.

@@ -140,7 +140,7 @@ mod tests {
         let fact = Fact {
             at: 1_700_000_000_123,
             family: Family::Steps,
-            source: Some(SourceCursor::Line { session: "s".into(), line: 4, open_from: Some(2), message: None }),
+            source: Some(SourceCursor::Line { session: "s".into(), line: 4, open_from: Some(2) }),
             step: Some(Step { id: "s:4".into(), index: 7, late: true, data: Some(data) }),
             body: Body::ToolCallFinished(ToolCallFinished {
                 call_id: "t1".into(),

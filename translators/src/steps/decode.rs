@@ -89,9 +89,6 @@ impl Decoder {
             self.next_index = self.next_index.max(step.index + 1);
         }
         self.fold_body(&event.fact.body);
-        if let Some(SourceCursor::Line { message, .. }) = &event.fact.source {
-            self.open.message_id.clone_from(message);
-        }
     }
 
     /// Decodes one record: a line without its LF.
@@ -428,12 +425,8 @@ impl Decoder {
         for (at, body) in bodies.into_iter().enumerate() {
             let mut fact = Fact { at: place.at, family: Family::Steps, source: None, step: None, body };
             if at == last {
-                fact.source = Some(SourceCursor::Line {
-                    session: place.session.into(),
-                    line: place.line,
-                    open_from: self.open.from,
-                    message: self.open.message_id.clone(),
-                });
+                fact.source =
+                    Some(SourceCursor::Line { session: place.session.into(), line: place.line, open_from: self.open.from });
                 fact.step = data.map(|data| {
                     let index = self.next_index;
                     self.next_index += 1;

@@ -14,7 +14,9 @@ use crate::ops::metrics;
 /// Removes what is over the limits, the oldest first; gives how many runs went.
 pub(super) fn sweep(store: &Store, index: &Mutex<Index>, limits: &Retention, now: i64) -> u64 {
     let mut removed = 0;
-    for entry in over(&index.lock().unwrap_or_else(PoisonError::into_inner), limits, now) {
+    // Collected first: the index is not held while the store writes.
+    let entries = over(&index.lock().unwrap_or_else(PoisonError::into_inner), limits, now);
+    for entry in entries {
         let tombstone = tombstone(&entry.info);
         let result = store.write(|tables| {
             tables.remove_events(entry.number)?;

@@ -1,0 +1,294 @@
+//! Processes that die, servers that go down, connections that break: nothing lost, nothing twice.
+
+use std::{
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use runcast_tests::{
+    fixtures,
+    records::{End, Record, Way, watch, websocket},
+    server::{Options, Server, program},
+};
+
+/// What `kill -9` may not do, in so many rounds.
+const KILLS: usize = 8;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kill_9_at_any_moment_loses_nothing_and_repeats_nothing() {
+    let seed = std::env::var("RUNCAST_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
+    println!("seed: RUNCAST_TEST_SEED={seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut server = Server::start();
+    let input = fixtures::with_deltas(&fixtures::run("fix-failing-test"), 5);
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("run.ndjson");
+    std::fs::write(&file, &input).expect("written");
+    // A writer that takes its time, so that the kills fall into the middle of it.
+    let script = format!(
+        "import sys,time\nfor line in open({:?},'rb'):\n sys.stdout.buffer.write(line); sys.stdout.flush(); time.sleep(0.01)",
+        file.to_str().expect("UTF-8")
+    );
+    let mut writer = Command::new(program())
+        .args(["ingest", "--quiet", "--run", "r", "--url", &server.base, "--", "python3", "-c", &script])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    runcast_tests::until("the run", || async { (server.get("/v1/agents/runs/r").await.0 == 200).then_some(()) }).await;
+
+    let ways = [Way::Sse, Way::WebSocket, Way::ConnectJson, Way::Ndjson, Way::Grpc];
+    let mut seen: Vec<Vec<Record>> = vec![Vec::new(); ways.len()];
+    let mut over = vec![false; ways.len()];
+    let mut kills = 0;
+    while over.iter().any(|over| !over) {
+        let kill_after = if kills < KILLS { Duration::from_millis(rng.random_range(20..250)) } else { Duration::from_secs(3600) };
+        let watching = futures_util::future::join_all(ways.iter().zip(&mut seen).zip(&mut over).filter(|(_, over)| !**over).map(
+            |((way, seen), over)| {
+                let server = &server;
+                async move {
+                    let cursor = seen.iter().rev().find_map(|record| record.cursor.clone());
+                    let Ok(mut stream) = watch(server, *way, "r", cursor.as_deref()).await else {
+                        // Behind the end of the run, or a server that is just being killed.
+                        *over |= seen.iter().any(|record| record.kind == "node.settled");
+                        return;
+                    };
+                    while let Some(record) = stream.next().await {
+                        seen.push(record);
+                    }
+                    *over = matches!(stream.end, Some(End::Clean(_))) && is_complete(*way, seen);
+                }
+            },
+        ));
+        tokio::select! {
+            _ = watching => {}
+            () = tokio::time::sleep(kill_after) => {}
+        }
+        if kills < KILLS {
+            kills += 1;
+            server.kill_and_restart();
+        }
+    }
+    assert!(writer.wait().expect("it ends").success(), "runcast ingest goes on by itself");
+    assert_eq!(kills, KILLS, "the run was over before it was killed often enough");
+
+    let truth = fixtures::truth(&input);
+    for (way, seen) in ways.iter().zip(&seen) {
+        let whole = watch(&server, *way, "r", None).await.expect("a stream").rest().await;
+        assert_eq!(facts(seen), facts(&whole), "{way:?}");
+        let text: String = seen.iter().filter_map(Record::text).collect();
+        if matches!(way, Way::Sse | Way::Ndjson) {
+            assert_eq!(text, truth["texts"].as_str().expect("text"), "{way:?}");
+        }
+        if *way == Way::WebSocket {
+            let steps = facts(seen).iter().filter(|fact| fact.contains("\"step_index\"")).count();
+            assert_eq!(steps, truth["steps"].as_array().map(Vec::len).expect("steps"));
+        }
+    }
+}
+
+fn is_complete(way: Way, seen: &[Record]) -> bool {
+    let last = match way {
+        Way::Sse | Way::Ndjson => "node.settled",
+        Way::WebSocket => "run",
+        _ => "done",
+    };
+    seen.last().is_some_and(|record| record.kind == last)
+}
+
+/// What is neither text nor only state, one step a line.
+fn facts(records: &[Record]) -> Vec<String> {
+    let facts = records.iter().filter(|record| record.text().is_none() && record.kind != "run");
+    facts
+        .flat_map(|record| match record.said["steps"].as_array() {
+            Some(steps) => steps.iter().map(ToString::to_string).collect(),
+            None => vec![format!("{} {}", record.kind, record.said)],
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sigterm_tells_every_client_to_come_back_and_exits_in_order() {
+    let mut server = Server::start_with(Options::default().env("RUNCAST__SERVER__DRAIN_SPREAD_MS", 200));
+    server.send_lines("r", 0, fixtures::run("failed-run")).await;
+    let mut sse = watch(&server, Way::Sse, "r", None).await.expect("a stream");
+    let mut socket = websocket(&server, "r", "since=100").await.expect("a stream");
+    let mut connect = watch(&server, Way::ConnectJson, "r", None).await.expect("a stream");
+    // Each is at the live end before the server goes down.
+    assert_eq!(sse.next().await.expect("a record").kind, "node.output_text.delta");
+    socket.next().await.expect("a frame");
+    connect.next().await.expect("a message");
+    let (status, sse_rest, _, _) = tokio::join!(server.terminate(), sse.rest(), socket.rest(), connect.rest());
+    assert_eq!(status, Some(0));
+    let last = sse_rest.last().expect("a goodbye");
+    assert_eq!(
+        (last.kind.as_str(), last.said["error"]["code"].as_str(), last.cursor.as_deref()),
+        ("error", Some("draining"), None)
+    );
+    assert_eq!(sse.end, Some(End::Clean(200)), "a whole answer, not a broken one");
+    assert_eq!(socket.end, Some(End::Clean(1001)));
+    assert!(matches!(&connect.end, Some(End::Broken(error)) if error.contains("unavailable")), "{:?}", connect.end);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_sent_before_sigterm_is_there_after_a_restart() {
+    let mut server = Server::start();
+    let input = fixtures::run("fix-failing-test");
+    let lines = fixtures::lines(&input).len() as u64;
+    assert_eq!(server.send_lines("r", 0, input.clone()).await, lines);
+    assert_eq!(server.terminate().await, Some(0));
+    server.kill_and_restart();
+    assert_eq!(server.get("/v1/runs/r/ingest").await.1["next_line"].as_u64(), Some(lines), "the session goes on");
+    assert_eq!(server.send_lines("r", 0, input.clone()).await, lines, "lines that come again are recognised");
+    server.end("r", Some(0)).await;
+    let page = server.get("/v1/agents/runs/r/steps?limit=1000").await.1;
+    assert_eq!(page["steps"].as_array().map(Vec::len), fixtures::truth(&input)["steps"].as_array().map(Vec::len));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_is_started_passed_through_and_its_exit_status_reported() {
+    let server = Server::start();
+    let file = fixtures::folder().join("faults/f27-no-result-at-all.ndjson");
+    let script = format!("cat {}; exit 3", file.display());
+    let output = Command::new(program())
+        .args(["ingest", "--run", "r", "--url", &server.base, "--", "sh", "-c", &script])
+        .output()
+        .expect("it starts");
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(output.stdout, std::fs::read(file).expect("readable"), "its output is passed through");
+    let (_, run) = server.get("/v1/agents/runs/r").await;
+    assert!(run["error"].as_str().is_some_and(|error| error.contains("exit status 3")), "{run}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ingest_command_says_what_is_wrong() {
+    let server = Server::start_with(Options::default().with_token());
+    let file = fixtures::folder().join("runs/failed-run.ndjson");
+    let ingest = |run: &str, token: &str, more: &[&str]| {
+        let output = Command::new(program())
+            .args(["ingest", "--run", run, "--url", &server.base, "--token", token])
+            .args(more)
+            .arg(&file)
+            .output()
+            .expect("it starts");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, said) = ingest("r", "wrong", &[]);
+    assert!(code == Some(70) && said.contains("valid token"), "{code:?} {said}");
+    assert_eq!(ingest("r", runcast_tests::server::TOKEN, &[]).0, Some(0));
+    let (code, said) = ingest("r", runcast_tests::server::TOKEN, &[]);
+    assert!(code == Some(70) && said.contains("settled"), "{code:?} {said}");
+    let output = Command::new(program())
+        .args(["ingest", "--run", "x", "--url", "http://127.0.0.1:1", "--give-up-after-s", "0"])
+        .arg(&file)
+        .output()
+        .expect("it starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(70) && said.contains("gave up"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_stops_reading_is_let_go_with_its_protocols_signal_and_nobody_waits_for_it() {
+    let server = Server::start_with(
+        Options::default().env("RUNCAST__STREAM__WRITE_STALL_MS", 300).env("RUNCAST__STREAM__WRITE_BYTES_MAX", 4096),
+    );
+    let mut stuck_socket = websocket(&server, "none", "").await.expect("accepted");
+    stuck_socket.rest().await;
+    server.send_lines("r", 0, "{\"type\":\"novel\"}\n").await;
+    let mut stuck_socket = websocket(&server, "r", "since=-1").await.expect("a stream");
+    let mut stuck_sse = watch(&server, Way::Sse, "r", None).await.expect("a stream");
+    let mut reading = watch(&server, Way::Sse, "r", None).await.expect("a stream");
+    let reading = tokio::spawn(async move { reading.rest().await });
+    // Far more than the sockets hold; two do not read a byte of it.
+    let text = "x".repeat(100_000);
+    let line = serde_json::json!({"type":"assistant","message":{"id":"m","content":[{"type":"text","text":text}]},"parent_tool_use_id":null}).to_string() + "\n";
+    for from in 0..30 {
+        server.send_lines("r", 1 + from * 10, line.repeat(10)).await;
+    }
+    server.end("r", None).await;
+    let read = reading.await.expect("it reads");
+    assert_eq!(read.iter().filter(|record| record.text().is_some()).count(), 300, "who reads has it all");
+    runcast_tests::until("the stuck ones' end", || async {
+        (server.metric("runcast_goodbyes_total", &["websocket", "slow_reader"]).await >= 1.0).then_some(())
+    })
+    .await;
+    // Reading again shows the protocol's signal, and the cursor of the last record works.
+    let before = stuck_sse.rest().await;
+    if let Some(End::Clean(_)) = stuck_sse.end {
+        assert_eq!(before.last().expect("a goodbye").said["error"]["code"], "stream_dropped");
+    }
+    let cursor = before.iter().rev().find_map(|record| record.cursor.clone());
+    let after = watch(&server, Way::Sse, "r", cursor.as_deref()).await.expect("a stream").rest().await;
+    let texts = before.iter().chain(&after).filter(|record| record.text().is_some()).count();
+    assert_eq!(texts, 300, "nothing lost, nothing twice");
+    let frames = stuck_socket.rest().await;
+    let cursor = frames.iter().rev().find_map(|record| record.cursor.clone()).expect("a cursor");
+    let after = websocket(&server, "r", &format!("cursor={cursor}")).await.expect("a stream").rest().await;
+    let steps = frames.iter().chain(&after).filter(|record| record.kind == "steps_append").count();
+    assert_eq!(steps, 302, "all texts, the first line and the built result, once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_was_removed_and_comes_again_never_answers_an_old_cursor() {
+    let server = Server::start_with(
+        Options::default().env("RUNCAST__LOG__RETENTION__RUNS_MAX", 0).env("RUNCAST__LOG__RETENTION__SWEEP_EVERY_MS", 50),
+    );
+    let input = fixtures::run("failed-run");
+    server.send_lines("r", 0, input.clone()).await;
+    let mut cursors = Vec::new();
+    for way in [Way::Sse, Way::WebSocket, Way::ConnectJson] {
+        let mut stream = watch(&server, way, "r", None).await.expect("a stream");
+        let record = loop {
+            let record = stream.next().await.expect("a record");
+            if record.cursor.is_some() {
+                break record;
+            }
+        };
+        cursors.push((way, record.cursor.expect("a cursor")));
+    }
+    server.end("r", Some(0)).await;
+    runcast_tests::until("the removal", || async { (server.get("/v1/agents/runs/r").await.0 == 404).then_some(()) }).await;
+    assert_eq!(watch(&server, Way::Sse, "r", None).await.err().expect("refused").0, 404);
+    server.send_lines("r", 0, input.clone()).await;
+    for (way, cursor) in cursors {
+        let mut stream = watch(&server, way, "r", Some(&cursor)).await.expect("an answer");
+        match way {
+            Way::Sse => assert_eq!(stream.next().await.expect("a gap").said["error"]["code"], "stream_gap"),
+            Way::WebSocket => assert_eq!(stream.next().await.expect("a gap").kind, "gap"),
+            _ => {
+                assert!(stream.next().await.is_none());
+                assert!(
+                    matches!(&stream.end, Some(End::Broken(error)) if error.contains("invalid_argument")),
+                    "{:?}",
+                    stream.end
+                );
+            }
+        }
+    }
+    let fresh = watch(&server, Way::Sse, "r", None).await.expect("a stream").next().await.expect("a record");
+    assert_eq!(fresh.kind, "node.output_text.delta", "without a cursor it is simply the new run");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_the_configuration_is_read_and_goes_on_after_a_restart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (config, file) = (folder.path().join("c.toml"), folder.path().join("run.ndjson"));
+    let input = fixtures::run("failed-run");
+    let half = input.len() / 2;
+    std::fs::write(&file, &input[..half]).expect("written");
+    let text =
+        format!("[ingest]\nresult_idle_ms = 300\n[[upstream]]\nkind = \"ndjson\"\npath = {file:?}\nrun = \"f\"\nfollow = true\n");
+    std::fs::write(&config, text).expect("written");
+    let mut server = Server::start_with(Options::default().arg("--config").arg(config.to_str().expect("UTF-8")));
+    runcast_tests::until("half of it", || async {
+        server.get("/v1/agents/runs/f").await.1["last_step_index"].as_i64().filter(|index| *index > 5)
+    })
+    .await;
+    server.kill_and_restart();
+    std::fs::write(&file, &input).expect("written");
+    // A source that cannot tell its end is settled by silence after a result.
+    runcast_tests::until("the end", || async { (server.get("/v1/agents/runs/f").await.1["status"] == "error").then_some(()) })
+        .await;
+    let page = server.get("/v1/agents/runs/f/steps?limit=1000").await.1;
+    assert_eq!(page["steps"].as_array().map(Vec::len), fixtures::truth(&input)["steps"].as_array().map(Vec::len));
+}
