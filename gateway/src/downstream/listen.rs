@@ -85,8 +85,9 @@ fn builder(settings: &Settings) -> auto::Builder<TokioExecutor> {
         .http2()
         .timer(TokioTimer::new())
         .max_header_list_size(server.header_bytes_max as u32)
-        .keep_alive_interval(Duration::from_secs(30))
-        .keep_alive_timeout(Duration::from_secs(20));
+        // A peer that is gone, or never says what it wants, is noticed by its silence.
+        .keep_alive_interval(Duration::from_millis(server.header_timeout_ms))
+        .keep_alive_timeout(Duration::from_millis(server.header_timeout_ms));
     builder
 }
 

@@ -63,6 +63,7 @@ impl Hubs {
     /// A reader of the run from `position` on; `None` when there is no such run. `wants_text`: it shows live text.
     pub async fn read(&self, run: &RunId, position: Position, wants_text: bool) -> Result<Option<Reader>, ReadError> {
         loop {
+            let Some(info) = self.0.log.info(run).await? else { return Ok(None) };
             let cell = self.hubs().entry(run.clone()).or_default().clone();
             let started = cell.get_or_try_init(|| self.start(run)).await;
             let hub = match started {
@@ -78,8 +79,15 @@ impl Hubs {
                     };
                 }
             };
-            let closed = hub.closed.lock().unwrap_or_else(PoisonError::into_inner);
-            if !*closed {
+            let mut closed = hub.closed.lock().unwrap_or_else(PoisonError::into_inner);
+            if hub.context.incarnation != info.incarnation {
+                // The run was removed and has come again: who reads the old one may finish, nobody new begins.
+                *closed = true;
+            }
+            if *closed {
+                drop(closed);
+                self.forget(&hub);
+            } else {
                 drop(closed);
                 return Ok(Some(Reader::new(hub, position, wants_text)));
             }
@@ -135,14 +143,23 @@ impl Hubs {
             return false;
         }
         *closed = true;
-        if hubs.get(&hub.run).and_then(|cell| cell.get()).is_some_and(|known| std::ptr::eq(known.as_ref(), hub)) {
-            hubs.remove(&hub.run);
-        }
+        drop(closed);
+        remove(&mut hubs, hub);
         true
+    }
+
+    fn forget(&self, hub: &Hub) {
+        remove(&mut self.hubs(), hub);
     }
 
     fn hubs(&self) -> MutexGuard<'_, HashMap<RunId, Arc<OnceCell<Arc<Hub>>>>> {
         self.0.hubs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn remove(hubs: &mut HashMap<RunId, Arc<OnceCell<Arc<Hub>>>>, hub: &Hub) {
+    if hubs.get(&hub.run).and_then(|cell| cell.get()).is_some_and(|known| std::ptr::eq(known.as_ref(), hub)) {
+        hubs.remove(&hub.run);
     }
 }
 
