@@ -108,6 +108,46 @@ fn facts(records: &[Record]) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_was_acknowledged_survives_kill_9() {
+    let mut server = Server::start();
+    let mut sent = 0;
+    for round in 0..8 {
+        let body: String = (0..=round).map(|n| format!("{{\"type\":\"novel\",\"n\":{}}}\n", sent + n)).collect();
+        let next = server.send_lines("r", sent, body).await;
+        sent += round + 1;
+        assert_eq!(next, sent, "acknowledged");
+        server.kill_and_restart();
+        assert_eq!(server.get("/v1/runs/r/ingest").await.1["next_line"].as_u64(), Some(sent));
+    }
+    let page = server.get("/v1/agents/runs/r/steps?limit=1000").await.1;
+    let numbers: Vec<u64> =
+        page["steps"].as_array().expect("steps").iter().filter_map(|step| step["data"]["n"].as_u64()).collect();
+    assert_eq!(numbers, (0..sent).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_that_the_source_cannot_give_any_more_are_told_as_a_gap_in_every_protocol() {
+    let server = Server::start();
+    let delta = |text: &str| {
+        serde_json::json!({"type":"stream_event","event":{"type":"content_block_delta","delta":{"type":"text_delta","text":text}}}).to_string()
+    };
+    server.send_lines("r", 0, format!("{{\"type\":\"novel\"}}\n{}\n", delta("never finish"))).await;
+    let mut live = watch(&server, Way::Sse, "r", None).await.expect("a stream");
+    assert_eq!(live.next().await.expect("text").text(), Some("never finish"));
+    server.send_lines("r", 7, "{\"type\":\"novel\",\"n\":7}\n").await;
+    server.end("r", None).await;
+    let gap = live.next().await.expect("a gap");
+    assert_eq!((gap.said["error"]["code"].as_str(), gap.cursor), (Some("stream_gap"), None));
+    let frames = websocket(&server, "r", "since=-1").await.expect("a stream").rest().await;
+    let kinds: Vec<&str> = frames.iter().map(|frame| frame.kind.as_str()).collect();
+    assert_eq!(kinds, ["run", "steps_append", "gap", "steps_append", "steps_append", "run"]);
+    assert!(frames[2].said["reason"].as_str().is_some_and(|reason| reason.contains("2 to 6")), "{}", frames[2].said);
+    let messages = watch(&server, Way::ConnectJson, "r", None).await.expect("a stream").rest().await;
+    assert!(messages[0].said["sdkMessage"]["message"]["message"].as_str().is_some_and(|text| text.contains("were not sent")));
+    assert_eq!(watch(&server, Way::Grpc, "r", None).await.expect("a stream").rest().await.len(), messages.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn sigterm_tells_every_client_to_come_back_and_exits_in_order() {
     let mut server = Server::start_with(Options::default().env("RUNCAST__SERVER__DRAIN_SPREAD_MS", 200));
     server.send_lines("r", 0, fixtures::run("failed-run")).await;

@@ -62,7 +62,6 @@ pub(super) fn service(gateway: &Gateway) -> Router {
     let calls = Calls::new(gateway, Protocol::Grpc);
     let agent = SdkAgentServiceServer::new(Service(calls))
         .accept_compressed(tonic::codec::CompressionEncoding::Gzip)
-        .send_compressed(tonic::codec::CompressionEncoding::Gzip)
         .max_decoding_message_size(limit)
         .max_encoding_message_size(usize::MAX);
     let mut routes = tonic::service::Routes::new(agent).add_service(health());

@@ -1,0 +1,236 @@
+//! What the log promises. Each test runs on every implementation that [`backends`] names.
+
+use std::sync::Arc;
+
+use runcast::log::{Append, AppendError, Embedded, LiveItem, Log, ReadLimit, RunFilter, TailItem};
+use runcast_config::Settings;
+use runcast_translators::{
+    event::{AssistantMessage, Body, Fact, Family, NewRun, Outcome, RunId, RunStatus, Step},
+    json::Json,
+};
+
+struct Backend {
+    log: Arc<dyn Log>,
+    embedded: Arc<Embedded>,
+    settings: Settings,
+    _folder: tempfile::TempDir,
+}
+
+fn backends(change: impl Fn(&mut Settings)) -> Vec<Backend> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut settings = Settings::default();
+    settings.log.path = folder.path().join("log");
+    change(&mut settings);
+    let embedded = Arc::new(Embedded::open(&settings.log, 64).expect("opens"));
+    vec![Backend { log: embedded.clone(), embedded, settings, _folder: folder }]
+}
+
+fn run(name: &str) -> RunId {
+    RunId::new(name).expect("an id")
+}
+
+fn fact(body: Body) -> Fact {
+    Fact { at: 1, family: Family::Steps, source: None, step: None, body }
+}
+
+fn step(index: i64) -> Fact {
+    let step = Step { id: format!("s:{index}"), index, late: false, data: Some(Json::built(format!("{{\"n\":{index}}}"))) };
+    Fact { step: Some(step), ..fact(Body::StepOnly) }
+}
+
+fn settled(at: i64) -> Fact {
+    Fact { at, ..fact(Body::Settled(Box::new(Outcome::new(RunStatus::Finished, at)))) }
+}
+
+fn append(name: &str, expected_head: u64, facts: Vec<Fact>) -> Append {
+    Append {
+        run: run(name),
+        expected_head,
+        facts,
+        origin: NewRun { agent: "a".into(), customer: None, session: Some("s".into()) },
+    }
+}
+
+const ALL: ReadLimit = ReadLimit { events_max: usize::MAX, bytes_max: usize::MAX };
+
+async fn seqs(log: &Arc<dyn Log>, name: &str, after: u64, limit: ReadLimit) -> Vec<u64> {
+    log.read(&run(name), after, limit).await.expect("readable").iter().map(|event| event.seq).collect()
+}
+
+#[tokio::test]
+async fn the_log_numbers_densely_and_reads_from_any_place() {
+    for Backend { log, .. } in backends(|_| {}) {
+        let first = log.append(append("r", 0, vec![step(0), step(1)])).await.expect("appended");
+        assert_eq!(first.iter().map(|event| event.seq).collect::<Vec<_>>(), [1, 2]);
+        log.append(append("r", 2, vec![step(2)])).await.expect("appended");
+        log.append(append("other", 0, vec![step(0)])).await.expect("appended");
+        assert_eq!(seqs(&log, "r", 0, ALL).await, [1, 2, 3]);
+        assert_eq!(seqs(&log, "r", 2, ALL).await, [3]);
+        assert_eq!(seqs(&log, "r", 3, ALL).await, [0; 0]);
+        assert_eq!(seqs(&log, "r", 0, ReadLimit { events_max: 2, bytes_max: usize::MAX }).await, [1, 2]);
+        assert_eq!(seqs(&log, "r", 0, ReadLimit { events_max: 9, bytes_max: 1 }).await, [1], "at least one");
+        assert_eq!(seqs(&log, "nobody", 0, ALL).await, [0; 0]);
+        let read = log.read(&run("r"), 0, ALL).await.expect("readable");
+        assert_eq!((&read[0], &read[1]), (&first[0], &first[1]), "what is read is what was appended");
+    }
+}
+
+#[tokio::test]
+async fn another_writer_is_noticed_and_a_settled_run_takes_no_more() {
+    for Backend { log, .. } in backends(|_| {}) {
+        log.append(append("r", 0, vec![step(0)])).await.expect("appended");
+        for wrong in [0, 2, 7] {
+            assert_eq!(log.append(append("r", wrong, vec![step(1)])).await, Err(AppendError::Conflict { head: 1 }));
+        }
+        log.append(append("r", 1, vec![settled(5)])).await.expect("appended");
+        assert_eq!(log.append(append("r", 2, vec![step(1)])).await, Err(AppendError::Settled));
+        assert_eq!(seqs(&log, "r", 0, ALL).await, [1, 2], "nothing of a refused append is kept");
+    }
+}
+
+#[tokio::test]
+async fn of_writers_at_once_one_wins_each_place() {
+    for Backend { log, .. } in backends(|_| {}) {
+        for head in 0..20 {
+            let writers = (0..8).map(|n| log.append(append("r", head, vec![step(n)])));
+            let results = futures_util::future::join_all(writers).await;
+            assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "at {head}");
+        }
+        assert_eq!(seqs(&log, "r", 0, ALL).await, (1..=20).collect::<Vec<_>>());
+    }
+}
+
+#[tokio::test]
+async fn a_follower_misses_nothing_and_is_told_nothing_before_it_is_kept() {
+    for Backend { log, .. } in backends(|_| {}) {
+        let writer = {
+            let log = log.clone();
+            tokio::spawn(async move {
+                for head in 0..200 {
+                    log.append(append("r", head, vec![step(head as i64)])).await.expect("appended");
+                }
+            })
+        };
+        tokio::task::yield_now().await;
+        let mut tail = log.tail(&run("r")).await.expect("followed");
+        let mut seen = seqs(&log, "r", 0, ALL).await;
+        assert!(seen.len() as u64 >= tail.head);
+        while seen.last() != Some(&200) {
+            match tail.items.recv().await {
+                Ok(TailItem::Committed(events)) => {
+                    let last = events.last().expect("events").seq;
+                    assert!(seqs(&log, "r", last - 1, ALL).await.contains(&last), "told before it was kept");
+                    // What is committed between following and reading comes twice, and is recognised.
+                    let known = seen.last().copied().unwrap_or(0);
+                    seen.extend(events.iter().map(|event| event.seq).filter(|seq| *seq > known));
+                }
+                Ok(TailItem::Live(_)) => {}
+                Err(_) => {
+                    tail = log.tail(&run("r")).await.expect("followed");
+                    seen = seqs(&log, "r", 0, ALL).await;
+                }
+            }
+        }
+        assert_eq!(seen, (1..=200).collect::<Vec<_>>());
+        writer.await.expect("no panic");
+    }
+}
+
+#[tokio::test]
+async fn open_text_is_known_to_who_comes_later_until_its_message_closes_it() {
+    for Backend { log, .. } in backends(|_| {}) {
+        log.append(append("r", 0, vec![step(0)])).await.expect("appended");
+        let text = |start, text: &str| LiveItem::Text { base: 0, start, text: text.into() };
+        log.publish_live(&run("r"), text(0, "Hel"));
+        log.publish_live(&run("r"), text(3, "lo"));
+        assert_eq!(log.tail(&run("r")).await.expect("followed").open.text, "Hello");
+        let said =
+            AssistantMessage { content: Some(Json::built(r#"[{"type":"text","text":"Hello"}]"#)), ..AssistantMessage::default() };
+        log.append(append("r", 1, vec![fact(Body::AssistantMessage(said))])).await.expect("appended");
+        let open = log.tail(&run("r")).await.expect("followed").open;
+        assert_eq!((open.base, open.text.as_str()), (2, ""));
+    }
+}
+
+#[tokio::test]
+async fn a_step_index_is_found_where_it_first_stood() {
+    for Backend { log, .. } in backends(|_| {}) {
+        // Repeated, restarting and missing indices.
+        let facts = [0, 1, 5, 0, 1, 9].into_iter().map(step).collect();
+        log.append(append("r", 0, facts)).await.expect("appended");
+        for (index, want) in [
+            (-1, None),
+            (0, Some((0, 1))),
+            (1, Some((1, 2))),
+            (4, Some((1, 2))),
+            (5, Some((5, 3))),
+            (8, Some((5, 3))),
+            (99, Some((9, 6))),
+        ] {
+            assert_eq!(log.place_of_step(&run("r"), index).await.expect("readable"), want, "{index}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn lists_give_the_newest_first_page_by_page() {
+    for Backend { log, .. } in backends(|_| {}) {
+        for n in 0..5 {
+            let at = |fact: Fact| Fact { at: n, ..fact };
+            log.append(append(&format!("r{n}"), 0, vec![at(step(0))])).await.expect("appended");
+        }
+        log.append(append("r1", 1, vec![settled(9)])).await.expect("appended");
+        let page = log.list(RunFilter { limit: 2, ..RunFilter::default() }).await.expect("listed");
+        let names = |page: &runcast::log::RunPage| page.runs.iter().map(|info| info.run.to_string()).collect::<Vec<_>>();
+        assert_eq!(names(&page), ["r4", "r3"]);
+        let page = log.list(RunFilter { limit: 9, before: page.next, ..RunFilter::default() }).await.expect("listed");
+        assert_eq!((names(&page), page.next), (vec!["r2".into(), "r1".into(), "r0".into()], None));
+        let done = RunFilter { limit: 9, status: Some(RunStatus::Finished), ..RunFilter::default() };
+        assert_eq!(names(&log.list(done).await.expect("listed")), ["r1"]);
+        let stats = log.stats();
+        assert_eq!((stats.runs, stats.open_runs), (5, 4));
+    }
+}
+
+#[tokio::test]
+async fn retention_removes_settled_runs_and_a_run_that_comes_again_goes_on_behind_its_old_numbers() {
+    for limit in ["age", "count", "bytes"] {
+        let change = |settings: &mut Settings| match limit {
+            "age" => settings.log.retention.age_max_s = 10,
+            "count" => settings.log.retention.runs_max = 1,
+            _ => settings.log.retention.bytes_max = 1,
+        };
+        for Backend { log, embedded, .. } in backends(change) {
+            log.append(append("old", 0, vec![step(0), step(1), settled(1000)])).await.expect("appended");
+            log.append(append("open", 0, vec![step(0)])).await.expect("appended");
+            assert_eq!(embedded.sweep(11_001).await, 1, "{limit}: the settled run and no other");
+            assert!(log.info(&run("old")).await.expect("readable").is_none());
+            assert_eq!(seqs(&log, "old", 0, ALL).await, [0; 0]);
+            assert_eq!(log.place_of_step(&run("old"), 9).await.expect("readable"), None);
+            assert_eq!(seqs(&log, "open", 0, ALL).await, [1], "{limit}: a run that is being written is never removed");
+            let again = log.append(append("old", 0, vec![step(0)])).await.expect("appended");
+            assert_eq!(again[0].seq, 4);
+            let info = log.info(&run("old")).await.expect("readable").expect("there");
+            assert_eq!((info.incarnation, info.first, info.head), (2, 4, 4));
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_acknowledged_is_there_after_the_log_is_opened_again() {
+    for Backend { log, embedded, settings, _folder } in backends(|_| {}) {
+        log.append(append("r", 0, vec![step(0), step(1)])).await.expect("appended");
+        log.append(append("gone", 0, vec![settled(0)])).await.expect("appended");
+        let before = log.info(&run("r")).await.expect("readable");
+        log.close().await;
+        assert!(
+            log.append(append("r", 2, vec![step(2)])).await.is_err_and(|error| error.is_temporary()),
+            "a closed log takes nothing"
+        );
+        drop((log, embedded));
+        let log: Arc<dyn Log> = Arc::new(Embedded::open(&settings.log, 64).expect("opens again"));
+        assert_eq!(log.info(&run("r")).await.expect("readable"), before);
+        assert_eq!(seqs(&log, "r", 0, ALL).await, [1, 2]);
+        assert_eq!(log.append(append("r", 2, vec![step(2)])).await.expect("appended")[0].seq, 3);
+    }
+}
