@@ -54,6 +54,10 @@ fn read(text: Option<&str>, environment: Environment) -> Result<Settings, Config
 fn read_token_files(settings: &mut Settings) -> Result<(), ConfigError> {
     for token in &mut settings.auth.tokens {
         if let Some(path) = &token.token_file {
+            if token.token.is_some() {
+                let what = format!("gives both `token` and `token_file` for {:?}: keep one", token.name);
+                return Err(ConfigError::Invalid { key: "auth.tokens".into(), what });
+            }
             let text = std::fs::read_to_string(path).map_err(|source| ConfigError::TokenFile { path: path.clone(), source })?;
             token.token = Some(Secret::new(text.trim()));
         }
@@ -68,6 +72,9 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
     let invalid = |key: &str, what: &str| Err(ConfigError::Invalid { key: key.into(), what: what.into() });
     for token in &settings.auth.tokens {
         match &token.token {
+            Some(text) if text.expose().chars().any(char::is_whitespace) => {
+                return invalid("auth.tokens", "has a token with white space in it");
+            }
             None => return invalid("auth.tokens", "has an entry with neither `token` nor `token_file`"),
             Some(text) if text.expose().len() < TOKEN_BYTES_MIN => {
                 return invalid("auth.tokens", &format!("has a token shorter than {TOKEN_BYTES_MIN} characters"));
@@ -118,6 +125,21 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
     ] {
         if value == 0 {
             return invalid(key, "must be at least 1 millisecond");
+        }
+    }
+    if log.path.as_os_str().is_empty() {
+        return invalid("log.path", "must name a folder");
+    }
+    if let Some(origin) = server.allowed_origins.iter().find(|origin| !origin.contains("://") || origin.ends_with('/')) {
+        return invalid(
+            "server.allowed_origins",
+            &format!("has {origin:?}: an origin is written as \"https://dash.example.com\""),
+        );
+    }
+    for crate::Upstream::Ndjson(file) in &settings.upstream {
+        let run = &file.run;
+        if run.is_empty() || run.len() > 128 || run.chars().any(char::is_control) {
+            return invalid("upstream.run", "must be a run id: 1 to 128 bytes without control characters");
         }
     }
     if ingest.agent.starts_with("bc-") {
@@ -173,6 +195,11 @@ mod tests {
             ("[[auth.tokens]]\nname = \"x\"\n", "auth.tokens"),
             ("[[auth.tokens]]\nname = \"x\"\ntoken = \"short\"\n", "auth.tokens"),
             ("[ingest]\nagent = \"bc-1\"\n", "ingest.agent"),
+            ("[log]\npath = \"\"\n", "log.path"),
+            ("[server]\nallowed_origins = [\"dash.example\"]\n", "server.allowed_origins"),
+            ("[[upstream]]\nkind = \"ndjson\"\npath = \"x\"\nrun = \"\"\n", "upstream.run"),
+            ("[[auth.tokens]]\nname = \"x\"\ntoken = \"a token with blanks in it\"\n", "auth.tokens"),
+            ("[[auth.tokens]]\nname = \"x\"\ntoken = \"0123456789abcdef\"\ntoken_file = \"/x\"\n", "auth.tokens"),
         ] {
             let said = from(text, &[]).expect_err("refused").to_string();
             assert!(said.contains(key), "{said}");

@@ -2,10 +2,13 @@
 
 use axum::{
     body::Body,
-    http::{StatusCode, header},
+    extract::{FromRequestParts, Path},
+    http::{StatusCode, header, request::Parts},
     response::{IntoResponse as _, Response},
 };
-use runcast_translators::json::push_string;
+use runcast_translators::{event::RunId, json::push_string};
+
+use crate::ops::metrics::{self, Protocol};
 
 /// `{"error":{"code","message","details"}}`.
 pub fn error(status: StatusCode, code: &str, message: &str) -> Response {
@@ -26,4 +29,25 @@ pub fn json(status: StatusCode, body: impl Into<Body>) -> Response {
 pub fn log_failed(failure: &crate::log::ReadError) -> Response {
     tracing::error!(error = %failure, "a request failed");
     error(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the log cannot be read: try again")
+}
+
+/// The run that a path names, checked; what is no run id is answered in our own form.
+#[derive(Debug)]
+pub struct RunPath(pub RunId);
+
+impl<S: Send + Sync> FromRequestParts<S> for RunPath {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
+        // The nodes family has its own word for it.
+        let code = if parts.uri.path().starts_with("/v1/nodes/") { "invalid_node_id" } else { "invalid_run_id" };
+        let refuse = |what: &str| {
+            metrics::refused(Protocol::Rest, code);
+            error(StatusCode::BAD_REQUEST, code, what)
+        };
+        match Path::<String>::from_request_parts(parts, state).await {
+            Ok(Path(id)) => RunId::new(&id).map(Self).map_err(|error| refuse(&error.to_string())),
+            Err(_) => Err(refuse("the id in the path is not UTF-8")),
+        }
+    }
 }

@@ -12,7 +12,7 @@ use crate::{
     ingest::Ingest,
     log::{Embedded, Log},
     ops::{
-        health::{self, Admin},
+        health::{self, Admin, Upstreams},
         metrics,
     },
     upstream,
@@ -47,15 +47,23 @@ impl App {
         let ingest = Ingest::new(shared.clone(), settings.ingest.clone());
         let hubs = Hubs::new(shared.clone(), settings.fanout.clone(), &settings.stream);
         let gateway = Gateway::new(shared.clone(), hubs, settings.clone(), drain.clone());
-        let routes = gateway.service(upstream::http::routes(ingest.clone(), settings.ingest.clone()));
+        let routes =
+            gateway.service(upstream::http::routes(ingest.clone(), settings.ingest.clone(), settings.server.request_bytes_max));
 
         let mut tasks = JoinSet::new();
         tasks.spawn(listen::serve(listener, routes, settings.clone(), stopped.clone()));
-        let admin = health::routes(Admin { log: shared, render, draining: stopped.clone() });
+        let upstreams = Upstreams::default();
+        let admin = health::routes(Admin { log: shared, render, upstreams: upstreams.clone(), draining: stopped.clone() });
         tasks.spawn(serve_admin(admin_listener, admin, stopped.clone(), drain.clone()));
         tasks.spawn(sweep(log.clone(), settings.clone(), stopped.clone()));
         for Upstream::Ndjson(file) in settings.upstream.clone() {
-            tasks.spawn(upstream::ndjson::follow(ingest.clone(), settings.ingest.clone(), file, stopped.clone()));
+            tasks.spawn(upstream::ndjson::follow(
+                ingest.clone(),
+                settings.ingest.clone(),
+                file,
+                upstreams.clone(),
+                stopped.clone(),
+            ));
         }
         tracing::info!(%address, %admin_address, log = %settings.log.path.display(), "runcast serves");
         Ok(Self { address, admin_address, ingest, log, stop, drain, settings, tasks })

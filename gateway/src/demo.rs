@@ -40,7 +40,7 @@ runcast replays recorded runs. Watch one of them, as each client would:
   SSE        curl -N {base}/v1/nodes/{run}/events
   NDJSON     curl -N -H 'accept: application/x-ndjson' {base}/v1/nodes/{run}/events
   WebSocket  npx -y wscat -c '{ws}/v1/agents/runs/{run}/stream?deltas=1'
-  Connect    printf '%b' '\0\0\0\0\0{len}{{"runId":"{run}"}}' | curl -sN --data-binary @- -H 'content-type: application/connect+json' {base}/sdk.v1.SdkAgentService/ObserveRun
+  Connect    printf '%b' '\0\0\0\0{len}{{"runId":"{run}"}}' | curl -sN -o - --data-binary @- -H 'content-type: application/connect+json' {base}/sdk.v1.SdkAgentService/ObserveRun
   REST       curl {base}/v1/agents/runs
   Metrics    curl http://{admin}/metrics
 

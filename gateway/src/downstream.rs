@@ -65,7 +65,7 @@ impl Gateway {
             async move { serve_rpc(request, grpc, connect).await }
         };
         // Whoever speaks to no route of ours may speak sdk.v1: its paths are names of services.
-        let known = streams.merge(rest).fallback(rpc);
+        let known = streams.merge(rest).method_not_allowed_fallback(wrong_method).fallback(rpc);
         known.layer(from_fn_with_state(self.clone(), cors::allow)).layer(from_fn_with_state(self.clone(), check_origin))
     }
 
@@ -90,6 +90,11 @@ impl Gateway {
     }
 }
 
+async fn wrong_method() -> Response {
+    metrics::refused(Protocol::Rest, "method_not_allowed");
+    answer::error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this route does not take this method")
+}
+
 async fn serve_rpc(request: Request, grpc: Router, connect: Router) -> Response {
     let is_grpc =
         request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
@@ -103,6 +108,7 @@ async fn serve_rpc(request: Request, grpc: Router, connect: Router) -> Response 
     if rpc::is_service(path) {
         return connect.oneshot(request).await.into_response();
     }
+    metrics::refused(Protocol::Rest, "no_route");
     answer::error(StatusCode::NOT_FOUND, "not_found", "there is no such route: see the README for the list")
 }
 

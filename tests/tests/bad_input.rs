@@ -21,6 +21,10 @@ async fn last_cursor(server: &Server, way: Way, run: &str) -> String {
     records.iter().rev().find_map(|record| record.cursor.clone()).expect("a cursor")
 }
 
+fn status_of(answer: &reqwest::Response) -> u16 {
+    answer.status().as_u16()
+}
+
 fn code(body: &str) -> String {
     let body: Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body:?}"));
     body["error"]["code"].as_str().unwrap_or_default().to_owned()
@@ -168,16 +172,8 @@ async fn wrong_methods_kinds_and_bodies_are_told() {
         status(client.post(server.url("/v1/runs/open/events?session=s&from=x")).body("{}").send().await.expect("an answer")),
         400
     );
-    // A unary body over the limit.
-    let huge = json!({"runId": "x".repeat(2 << 20)}).to_string();
-    let answer = client
-        .post(server.url("/sdk.v1.SdkAgentService/GetRun"))
-        .header("content-type", "application/json")
-        .body(huge)
-        .send()
-        .await
-        .expect("an answer");
-    assert!(answer.status().is_client_error() || answer.status().as_u16() == 429, "{}", answer.status());
+    let wrong = client.put(server.url("/v1/runs/open/end")).send().await.expect("an answer");
+    assert_eq!((status_of(&wrong), code(&wrong.text().await.expect("a body")).as_str()), (405, "method_not_allowed"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -384,4 +380,96 @@ async fn a_newer_connection_of_the_same_session_takes_over() {
     let (_, page) = server.get("/v1/agents/runs/r/steps").await;
     let seen: Vec<&Value> = page["steps"].as_array().expect("steps").iter().map(|step| &step["data"]["n"]).collect();
     assert_eq!(seen, [&json!(0), &json!(1)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_over_the_limit_is_told() {
+    let server = Server::start_with(Options::default().env("RUNCAST__SERVER__REQUEST_BYTES_MAX", 10_000));
+    server.send_lines("r", 0, "{\"type\":\"novel\"}\n".repeat(2000)).await;
+    let huge = json!({"session": "x".repeat(20_000), "runId": "r"}).to_string();
+    let answer = server.client().post(server.url("/v1/runs/r/end")).body(huge.clone()).send().await.expect("an answer");
+    assert_eq!((status_of(&answer), code(&answer.text().await.expect("a body")).as_str()), (413, "body_unreadable"));
+    let call = server.client().post(server.url("/sdk.v1.SdkAgentService/GetRun")).header("content-type", "application/json");
+    let answer = call.body(huge).send().await.expect("an answer");
+    assert!(answer.text().await.expect("a body").contains("resource_exhausted"));
+    let mut message = vec![0, 0, 0, 0x4e, 0x20];
+    message.resize(5 + 20_000, b'x');
+    let call = h2_client().post(server.url("/sdk.v1.SdkAgentService/GetRun")).header("content-type", "application/grpc+proto");
+    let answer = call.header("te", "trailers").body(message).send().await.expect("an answer");
+    assert!(["11", "8"].contains(&answer.headers()["grpc-status"].to_str().expect("text")), "{:?}", answer.headers());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_over_the_limit_is_refused_and_those_that_are_in_stay() {
+    let server = Server::start_with(Options::default().env("RUNCAST__SERVER__CONNECTIONS_MAX", 2));
+    server.send_lines("r", 0, "{\"type\":\"novel\"}\n").await;
+    // The connection that sent the line may still be closing.
+    let open = || async { websocket(&server, "r", "since=100").await.ok() };
+    let first = runcast_tests::until("a place", open).await;
+    let second = runcast_tests::until("a place", open).await;
+    assert_eq!(websocket(&server, "r", "since=100").await.err().map(|(status, _)| status), Some(503));
+    assert!(server.metric("runcast_connections_refused_total", &[]).await >= 1.0);
+    drop(second);
+    // A place that is given back is taken again.
+    runcast_tests::until("a place", open).await;
+    assert!(first.end.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silence_shows_signs_of_life_that_move_no_cursor() {
+    let quick = |options: Options, name| options.env(name, 30);
+    let names =
+        ["RUNCAST__STREAM__SSE_KEEPALIVE_MS", "RUNCAST__STREAM__RPC_KEEPALIVE_MS", "RUNCAST__STREAM__WEBSOCKET_HEARTBEAT_MS"];
+    let server = Server::start_with(names.into_iter().fold(Options::default(), quick));
+    server.send_lines("r", 0, "{\"type\":\"novel\"}\n").await;
+    let bytes = async |request: reqwest::RequestBuilder, sign: &[u8]| {
+        let mut answer = request.send().await.expect("an answer");
+        let mut seen = Vec::new();
+        runcast_tests::within(&format!("{sign:?}"), async {
+            // Twice: one is no rhythm.
+            while seen.windows(sign.len()).filter(|window| *window == sign).count() < 2 {
+                seen.extend(answer.chunk().await.expect("no error").expect("no end"));
+            }
+        })
+        .await;
+        seen
+    };
+    let client = server.client();
+    let events = || client.get(server.url("/v1/nodes/r/events"));
+    let sse = bytes(events(), b": keepalive\n\n").await;
+    assert_eq!(sse.windows(4).filter(|window| *window == b"id: ").count(), 1, "only the cursor in force");
+    bytes(events().header("accept", "application/x-ndjson"), b"{\"type\":\"keepalive\"}\n").await;
+    let mut body = vec![0, 0, 0, 0, 13];
+    body.extend_from_slice(b"{\"runId\":\"r\"}");
+    let observe = |kind: &'static str, body: Vec<u8>| {
+        client
+            .post(server.url("/sdk.v1.SdkAgentService/ObserveRun"))
+            .header("content-type", kind)
+            .header("accept", kind)
+            .body(body)
+    };
+    bytes(observe("application/connect+json", body), b"\0\0\0\0\x02{}").await;
+    bytes(observe("application/grpc-web+proto", vec![0, 0, 0, 0, 3, 0x0a, 1, b'r']), &[0; 10]).await;
+    // gRPC-Web's text form, for browsers that cannot read bytes: the same in base64.
+    bytes(observe("application/grpc-web-text", b"AAAAAAMKAXI=".to_vec()), b"AAAAAAA").await;
+    let url = format!("{}/v1/agents/runs/r/stream?since=-1", server.base.replacen("http", "ws", 1));
+    let (mut socket, _) = tokio_tungstenite::connect_async(url).await.expect("a socket");
+    let (mut beats, mut pings) = (0, 0);
+    while beats < 2 || pings < 2 {
+        match runcast_tests::within("a heartbeat", futures_util::StreamExt::next(&mut socket))
+            .await
+            .expect("no end")
+            .expect("no error")
+        {
+            Message::Text(text) => {
+                let frame: Value = serde_json::from_str(&text).expect("JSON");
+                if frame["type"] == "heartbeat" {
+                    assert!(frame["cursor"].is_null() && frame["last_step_index"] == 0 && frame["upstream"] == "live", "{frame}");
+                    beats += 1;
+                }
+            }
+            Message::Ping(_) => pings += 1,
+            _ => {}
+        }
+    }
 }

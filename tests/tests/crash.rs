@@ -310,6 +310,66 @@ async fn a_run_that_was_removed_and_comes_again_never_answers_an_old_cursor() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_that_is_lost_is_told_and_taken_up_when_it_is_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (config, file) = (folder.path().join("c.toml"), folder.path().join("later.ndjson"));
+    std::fs::write(&config, format!("[[upstream]]\nkind = \"ndjson\"\npath = {file:?}\nrun = \"f\"\n")).expect("written");
+    let server = Server::start_with(Options::default().arg("--config").arg(config.to_str().expect("UTF-8")));
+    let ready = async || {
+        let answer = reqwest::get(format!("{}/readyz", server.admin)).await.expect("an answer");
+        (answer.status().as_u16(), answer.text().await.expect("a body"))
+    };
+    runcast_tests::until("the loss", || async { ready().await.1.contains("later.ndjson is lost").then_some(()) }).await;
+    assert_eq!(
+        (ready().await.0, server.metric("runcast_upstreams_lost", &["ndjson"]).await),
+        (200, 1.0),
+        "what is in the log is served"
+    );
+    std::fs::write(&file, fixtures::run("failed-run")).expect("written");
+    runcast_tests::until("the run", || async { (server.get("/v1/agents/runs/f").await.1["status"] == "error").then_some(()) })
+        .await;
+    assert_eq!((ready().await.1.as_str(), server.metric("runcast_upstreams_lost", &["ndjson"]).await), ("ready\n", 0.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ctrl_c_lets_the_command_end_and_settles_the_run_with_what_it_wrote() {
+    let server = Server::start();
+    let script = "trap 'echo {\\\"type\\\":\\\"novel\\\",\\\"n\\\":2}; exit 7' TERM; echo '{\"type\":\"novel\",\"n\":1}'; while :; do sleep 0.02; done";
+    let mut child = Command::new(program())
+        .args(["ingest", "--run", "r", "--url", &server.base, "--", "sh", "-c", script])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    runcast_tests::until("the first line", || async {
+        (server.get("/v1/runs/r/ingest").await.1["next_line"] == 1).then_some(())
+    })
+    .await;
+    let status = Command::new("kill").arg("-TERM").arg(child.id().to_string()).status().expect("kill runs");
+    assert!(status.success());
+    let code = runcast_tests::until("its end", || std::future::ready(child.try_wait().expect("a child"))).await.code();
+    assert_eq!(code, Some(7));
+    let (_, page) = server.get("/v1/agents/runs/r/steps").await;
+    let seen: Vec<_> = page["steps"].as_array().expect("steps").iter().filter_map(|step| step["data"]["n"].as_i64()).collect();
+    assert_eq!(seen, [1, 2]);
+    assert!(server.get("/v1/agents/runs/r").await.1["error"].as_str().is_some_and(|error| error.contains("exit status 7")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_would_be_refused_is_refused_before_its_command_is_started() {
+    let server = Server::start();
+    server.ingest("r", fixtures::run("failed-run")).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let mark = folder.path().join("started");
+    let output = Command::new(program())
+        .args(["ingest", "--run", "r", "--url", &server.base, "--", "touch"])
+        .arg(&mark)
+        .output()
+        .expect("it starts");
+    assert_eq!(output.status.code(), Some(70));
+    assert!(!mark.exists(), "the command was started for nothing");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_file_of_the_configuration_is_read_and_goes_on_after_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");
     let (config, file) = (folder.path().join("c.toml"), folder.path().join("run.ndjson"));

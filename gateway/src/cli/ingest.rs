@@ -8,6 +8,7 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use runcast_translators::event::RunId;
+use tokio::signal::unix::{SignalKind, signal};
 
 use self::{
     buffer::Buffer,
@@ -69,17 +70,22 @@ impl Ingest {
     }
 
     async fn run(self) -> ExitCode {
+        let buffer = Arc::new(Buffer::new(self.buffer_bytes_max));
+        let session = self.session.clone().unwrap_or_else(|| format!("cli-{:016x}", rand::random::<u64>()));
+        let give_up_after = Duration::from_secs(self.give_up_after_s);
+        let sender = match Sender::new(&self.url, self.token.as_deref(), &self.run, &session, give_up_after, self.quiet) {
+            Ok(sender) => sender,
+            Err(error) => return fail(&error, 1),
+        };
+        // Before anything is started: will the run be taken?
+        if let Err(error) = sender.ask().await {
+            return fail(&error, EXIT_NOT_SENT);
+        }
         let source = match Source::open(self.file.as_deref(), &self.command).await {
             Ok(source) => source,
             Err(error) => return fail(&error, 1),
         };
-        let buffer = Arc::new(Buffer::new(self.buffer_bytes_max));
-        let session = self.session.clone().unwrap_or_else(|| format!("cli-{:016x}", rand::random::<u64>()));
-        let sender =
-            match Sender::new(&self.url, self.token.as_deref(), &self.run, &session, Duration::from_secs(self.give_up_after_s)) {
-                Ok(sender) => sender,
-                Err(error) => return fail(&error, 1),
-            };
+        tokio::spawn(wait_for_signals(source.child_id()));
         let bar = self.progress_bar();
         let reading = tokio::spawn(source.read(buffer.clone()));
         let sent = sender.send(&buffer, &bar).await;
@@ -98,14 +104,13 @@ impl Ingest {
             (Err(error), _) => fail(&error, if own == 0 { EXIT_NOT_SENT } else { own }),
             (Ok(()), Some(failure)) => fail(&failure, if own == 0 { 1 } else { own }),
             (Ok(()), None) => {
-                if !self.quiet {
-                    eprintln!(
-                        "runcast: {} lines of run {} are kept; see {}/v1/agents/runs/{}",
-                        buffer.count(),
-                        self.run,
-                        self.url,
-                        self.run
-                    );
+                match buffer.count() {
+                    _ if self.quiet => {}
+                    0 => eprintln!("runcast: the input was empty: there is no run {}", self.run),
+                    count => {
+                        let base = self.url.trim_end_matches('/');
+                        eprintln!("runcast: {count} lines of run {} are kept; see {base}/v1/agents/runs/{}", self.run, self.run);
+                    }
                 }
                 ExitCode::from(own)
             }
@@ -120,5 +125,32 @@ impl Ingest {
         }
         bar.enable_steady_tick(Duration::from_millis(200));
         bar
+    }
+}
+
+/// The exit status of a program that was stopped by Ctrl-C.
+const EXIT_STOPPED: i32 = 130;
+
+/// At a first signal the source is left to end, and what it has written is still sent and settled; a second one stops at
+/// once. A terminal sends Ctrl-C to a command as well; SIGTERM is passed on to it.
+async fn wait_for_signals(child: Option<u32>) {
+    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
+        return;
+    };
+    let mut signals = 0;
+    loop {
+        let is_term = tokio::select! {
+            _ = interrupt.recv() => false,
+            _ = terminate.recv() => true,
+        };
+        signals += 1;
+        if signals > 1 {
+            std::process::exit(EXIT_STOPPED);
+        }
+        eprintln!("runcast: waiting for the source to end, then its last lines are sent; once more stops at once");
+        let pid = child.and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(pid).ok()?));
+        if let (true, Some(pid)) = (is_term, pid) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
     }
 }

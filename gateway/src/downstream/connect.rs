@@ -6,8 +6,8 @@ use std::sync::Arc;
 use axum::Router;
 use bytes::Bytes;
 use connectrpc::{
-    CodecFormat, ConnectError, Encodable, ErrorCode, ErrorDetail, RequestContext, Response, Router as Rpc, ServiceRequest,
-    ServiceResult, ServiceStream,
+    CodecFormat, ConnectError, ConnectRpcService, Encodable, ErrorCode, ErrorDetail, Limits, RequestContext, Response,
+    Router as Rpc, ServiceRequest, ServiceResult, ServiceStream,
 };
 use futures_util::{StreamExt as _, stream};
 use runcast_translators::{bridge::Message, goodbye::RpcCode};
@@ -59,6 +59,7 @@ encodable!(
 struct Service(Calls);
 
 pub(super) fn service(gateway: &Gateway) -> Router {
+    let limit = gateway.settings().server.request_bytes_max;
     let rpc = Arc::new(Service(Calls::new(gateway, Protocol::Connect))).register(Rpc::new());
     let (rpc, _health) = connectrpc_health::install_static(rpc, [SDK_AGENT_SERVICE_SERVICE_NAME]);
     let rpc = match connectrpc_reflection::Reflector::from_descriptor_set_bytes(DESCRIPTORS) {
@@ -68,7 +69,8 @@ pub(super) fn service(gateway: &Gateway) -> Router {
             rpc
         }
     };
-    Router::new().fallback_service(rpc.into_axum_service())
+    let limits = Limits::default().with_max_message_size(limit).with_max_request_body_size(limit);
+    Router::new().fallback_service(ConnectRpcService::new(rpc).with_limits(limits))
 }
 
 impl From<RpcError> for ConnectError {

@@ -13,7 +13,7 @@ use runcast_config::Settings;
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, Sleep},
 };
 use tower::ServiceExt as _;
@@ -56,13 +56,12 @@ pub async fn serve(listener: TcpListener, routes: Router, settings: Arc<Settings
             routes.clone().oneshot(request.map(axum::body::Body::new) as Request)
         }));
         // A peer that comes back in time is told why it is dropped; one that does not is cut here.
-        let io = TokioIo::new(Unstuck { stream, stall: stall * 2, deadline: None });
+        let io = TokioIo::new(Unstuck { stream, stall: stall * 2, deadline: None, _place: place });
         let connection = graceful.watch(builder.serve_connection_with_upgrades(io, service).into_owned());
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(error = %error, "a connection ended with an error");
             }
-            drop(place);
         });
     }
     drop(listener);
@@ -100,6 +99,8 @@ struct Unstuck {
     stream: TcpStream,
     stall: Duration,
     deadline: Option<Pin<Box<Sleep>>>,
+    /// Held as long as the socket lives, also when it has left the HTTP server for a WebSocket.
+    _place: OwnedSemaphorePermit,
 }
 
 impl Unstuck {

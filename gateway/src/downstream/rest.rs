@@ -2,7 +2,7 @@
 
 use axum::{
     Router,
-    extract::{Path, Query, State},
+    extract::{Query, State},
     http::StatusCode,
     response::Response,
     routing::get,
@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 use super::Gateway;
 use crate::{
-    answer,
+    answer::{self, RunPath},
     log::{ReadError, ReadLimit, RunFilter},
     ops::metrics::{self, Protocol},
 };
@@ -92,8 +92,7 @@ pub(super) fn read_list_cursor(text: &str) -> Option<(i64, u64)> {
     Some((at.parse().ok()?, number.parse().ok()?))
 }
 
-async fn run(State(gateway): State<Gateway>, Path(id): Path<String>) -> Response {
-    let Ok(run) = RunId::new(&id) else { return bad_run_id() };
+async fn run(State(gateway): State<Gateway>, RunPath(run): RunPath) -> Response {
     match gateway.log().info(&run).await {
         Ok(Some(info)) => answer::json(StatusCode::OK, info.run_object()),
         Ok(None) => unknown_run(),
@@ -108,8 +107,7 @@ struct StepsQuery {
     limit: Option<String>,
 }
 
-async fn steps(State(gateway): State<Gateway>, Path(id): Path<String>, Query(query): Query<StepsQuery>) -> Response {
-    let Ok(run) = RunId::new(&id) else { return bad_run_id() };
+async fn steps(State(gateway): State<Gateway>, RunPath(run): RunPath, Query(query): Query<StepsQuery>) -> Response {
     let Some(limit) = limit(query.limit.as_deref()) else { return bad_limit() };
     let place = match Place::read(query.cursor.as_deref(), query.since.as_deref(), &run) {
         Ok(place) => place,
@@ -220,10 +218,6 @@ fn limit(text: Option<&str>) -> Option<usize> {
 
 fn bad_limit() -> Response {
     refuse(StatusCode::BAD_REQUEST, "invalid_limit", "limit is a whole number from 1 to 1000")
-}
-
-fn bad_run_id() -> Response {
-    refuse(StatusCode::BAD_REQUEST, "invalid_run_id", "a run id has 1 to 128 bytes and no control characters")
 }
 
 fn unknown_run() -> Response {

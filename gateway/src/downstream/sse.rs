@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use axum::{
     Router,
     body::Body,
-    extract::{Path, Query, State},
+    extract::{Query, State},
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse as _, Response},
     routing::{get, post},
@@ -32,7 +32,7 @@ use super::{
     watch::{Happening, Start, Watch},
 };
 use crate::{
-    answer,
+    answer::{self, RunPath},
     fanout::Item,
     ops::metrics::{self, Protocol},
 };
@@ -54,7 +54,7 @@ struct EventsQuery {
 
 async fn events(
     State(gateway): State<Gateway>,
-    Path(id): Path<String>,
+    RunPath(run): RunPath,
     Query(query): Query<EventsQuery>,
     headers: HeaderMap,
 ) -> Response {
@@ -69,10 +69,6 @@ async fn events(
     let protocol = match encoding {
         Nodes::Sse => Protocol::Sse,
         Nodes::Ndjson => Protocol::Ndjson,
-    };
-    let run = match RunId::new(&id) {
-        Ok(run) => run,
-        Err(error) => return refuse(protocol, StatusCode::BAD_REQUEST, "invalid_node_id", &error.to_string()),
     };
     // The header wins: a browser repeats its first URL for ever. An empty one is a client that has nothing yet.
     let header = headers.get("last-event-id").map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
@@ -101,6 +97,10 @@ async fn events(
     };
     let mut watch = Watch::new(reader, protocol, gateway.drain(), &gateway.settings().stream);
     let begun = watch.begin(start, info.first, position.is_some());
+    if info.is_settled() && matches!(begun, Start::Beyond { .. }) {
+        // The nearest place from which there is something to say: how the run ended.
+        watch.reader.move_to(Position::at(info.head - 1));
+    }
     let first = opening(encoding, start, begun, watch.reader.position(), gateway.settings().stream.retry_ms);
     stream_response(encoding, Stream { watch, encoding, run, first: Some(first), items: Vec::new() })
 }
@@ -268,10 +268,7 @@ fn refuse(protocol: Protocol, status: StatusCode, code: &'static str, message: &
     answer::error(status, code, message)
 }
 
-async fn node(State(gateway): State<Gateway>, Path(id): Path<String>) -> Response {
-    let Ok(run) = RunId::new(&id) else {
-        return refuse(Protocol::Rest, StatusCode::BAD_REQUEST, "invalid_node_id", "this is no node id");
-    };
+async fn node(State(gateway): State<Gateway>, RunPath(run): RunPath) -> Response {
     match gateway.log().info(&run).await {
         Ok(Some(info)) => {
             let state = if info.is_settled() { "settled" } else { "live" };
@@ -292,10 +289,7 @@ async fn node(State(gateway): State<Gateway>, Path(id): Path<String>) -> Respons
     }
 }
 
-async fn node_outcome(State(gateway): State<Gateway>, Path(id): Path<String>) -> Response {
-    let Ok(run) = RunId::new(&id) else {
-        return refuse(Protocol::Rest, StatusCode::BAD_REQUEST, "invalid_node_id", "this is no node id");
-    };
+async fn node_outcome(State(gateway): State<Gateway>, RunPath(run): RunPath) -> Response {
     match super::rpc::settled(gateway.log(), &run).await {
         Ok(Some((_, Some(event)))) => match &event.fact.body {
             EventBody::Settled(settled) => answer::json(StatusCode::OK, outcome(settled)),

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, io::IoSlice, time::Duration};
 
 use axum::{
-    extract::{Path, Query, Request, State},
+    extract::{Query, Request, State},
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse as _, Response},
 };
@@ -31,7 +31,7 @@ use super::{
     watch::{Happening, Watch},
 };
 use crate::{
-    answer,
+    answer::{self, RunPath},
     fanout::Item,
     ops::metrics::{self, Protocol},
 };
@@ -46,7 +46,7 @@ pub(super) struct StreamQuery {
 
 pub(super) async fn stream(
     State(gateway): State<Gateway>,
-    Path(id): Path<String>,
+    RunPath(run): RunPath,
     Query(query): Query<StreamQuery>,
     mut request: Request,
 ) -> Response {
@@ -59,10 +59,6 @@ pub(super) async fn stream(
         );
         response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
         return response;
-    };
-    let run = match RunId::new(&id) {
-        Ok(run) => run,
-        Err(error) => return refuse("invalid_run_id", &error.to_string()),
     };
     let place = match Place::read(query.cursor.as_deref(), query.since.as_deref(), &run) {
         Ok(place) => place,

@@ -76,6 +76,8 @@ fn describe() {
     describe_counter!("runcast_late_records_total", "Records that came after their run was settled.");
     describe_counter!("runcast_repeated_records_total", "Records that were sent again and recognised.");
     describe_histogram!("runcast_ingest_lag_seconds", Unit::Seconds, "From the arrival of a record to its commit.");
+    describe_gauge!("runcast_upstreams_lost", "Configured upstreams that cannot be read at present, by kind.");
+    describe_counter!("runcast_upstream_retries_total", "Times that a lost upstream was tried again, by kind.");
     describe_counter!("runcast_runs_settled_total", "Runs that ended, by status.");
     describe_gauge!("runcast_log_runs", "Runs in the log.");
     describe_gauge!("runcast_log_open_runs", "Runs in the log that are not settled.");
@@ -172,6 +174,29 @@ pub fn hub_closed() {
 /// `change` is how many events more a ring holds.
 pub fn ring_changed(change: i64) {
     gauge!("runcast_ring_events").increment(change as f64);
+}
+
+/// An upstream that is lost, until this is dropped. `kind` is that of the configuration.
+#[derive(Debug)]
+pub struct LostUpstream {
+    kind: &'static str,
+}
+
+impl LostUpstream {
+    pub fn new(kind: &'static str) -> Self {
+        gauge!("runcast_upstreams_lost", "kind" => kind).increment(1);
+        Self { kind }
+    }
+
+    pub fn retried(&self) {
+        counter!("runcast_upstream_retries_total", "kind" => self.kind).increment(1);
+    }
+}
+
+impl Drop for LostUpstream {
+    fn drop(&mut self) {
+        gauge!("runcast_upstreams_lost", "kind" => self.kind).decrement(1);
+    }
 }
 
 pub fn records_ingested(records: usize, bytes: usize) {

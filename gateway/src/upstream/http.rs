@@ -4,20 +4,21 @@ use std::time::Instant;
 
 use axum::{
     Router,
-    body::Body,
-    extract::{Path, Query, State},
+    body::{Body, Bytes},
+    extract::{DefaultBodyLimit, Query, State, rejection::BytesRejection},
     http::StatusCode,
     response::Response,
     routing::{get, post},
 };
 use futures_util::StreamExt as _;
 use runcast_config::Ingest as IngestSettings;
-use runcast_translators::{event::RunId, json::push_string};
+use runcast_translators::json::push_string;
 use serde::Deserialize;
 
 use crate::{
-    answer,
+    answer::{self, RunPath},
     ingest::{Feed, Ingest, Line, LineBatch, Lines, Progress, Refused},
+    ops::metrics::{self, Protocol},
 };
 
 /// A session's name: as long as a run id at most.
@@ -30,11 +31,12 @@ struct Door {
     settings: IngestSettings,
 }
 
-pub fn routes(ingest: Ingest, settings: IngestSettings) -> Router {
+/// `request_bytes_max` limits bodies that are read whole; events come as a stream of any length.
+pub fn routes(ingest: Ingest, settings: IngestSettings, request_bytes_max: usize) -> Router {
     Router::new()
+        .route("/v1/runs/{run}/end", post(end).layer(DefaultBodyLimit::max(request_bytes_max)))
         .route("/v1/runs/{run}/events", post(events))
         .route("/v1/runs/{run}/ingest", get(progress))
-        .route("/v1/runs/{run}/end", post(end))
         .with_state(Door { ingest, settings })
 }
 
@@ -44,8 +46,7 @@ struct EventsQuery {
     from: Option<String>,
 }
 
-async fn events(State(door): State<Door>, Path(id): Path<String>, Query(query): Query<EventsQuery>, body: Body) -> Response {
-    let Ok(run) = RunId::new(&id) else { return bad_run_id() };
+async fn events(State(door): State<Door>, RunPath(run): RunPath, Query(query): Query<EventsQuery>, body: Body) -> Response {
     let Some(session) = query.session.filter(|session| is_session(session)) else {
         return answer::error(
             StatusCode::BAD_REQUEST,
@@ -69,7 +70,7 @@ async fn events(State(door): State<Door>, Path(id): Path<String>, Query(query): 
     match result.await {
         Ok((progress, false)) => progress_answer(&progress),
         // The connection broke: nobody hears this, but the lines that came whole are kept.
-        Ok((_, true)) => answer::error(StatusCode::BAD_REQUEST, "body_cut", "the request body broke off"),
+        Ok((_, true)) => refuse(StatusCode::BAD_REQUEST, "body_cut", "the request body broke off"),
         Err(error) => refused(&error),
     }
 }
@@ -114,8 +115,7 @@ async fn send(feed: &mut Feed, next: &mut u64, ready: &mut Vec<Line>) -> Result<
     Ok(())
 }
 
-async fn progress(State(door): State<Door>, Path(id): Path<String>) -> Response {
-    let Ok(run) = RunId::new(&id) else { return bad_run_id() };
+async fn progress(State(door): State<Door>, RunPath(run): RunPath) -> Response {
     match door.ingest.progress(&run).await {
         Ok(progress) => progress_answer(&progress),
         Err(error) => refused(&error),
@@ -128,13 +128,16 @@ struct End {
     exit_status: Option<i32>,
 }
 
-async fn end(State(door): State<Door>, Path(id): Path<String>, body: axum::body::Bytes) -> Response {
-    let Ok(run) = RunId::new(&id) else { return bad_run_id() };
+async fn end(State(door): State<Door>, RunPath(run): RunPath, body: Result<Bytes, BytesRejection>) -> Response {
+    let body = match body {
+        Ok(body) => body,
+        Err(error) => return refuse(error.status(), "body_unreadable", &error.body_text()),
+    };
     let end: End = match serde_json::from_slice(&body) {
         Ok(end) => end,
         Err(error) => {
             let what = format!("send {{\"session\":…,\"exit_status\":…}}: {error}");
-            return answer::error(StatusCode::BAD_REQUEST, "invalid_body", &what);
+            return refuse(StatusCode::BAD_REQUEST, "invalid_body", &what);
         }
     };
     match door.ingest.end(&run, &end.session, end.exit_status).await {
@@ -147,8 +150,9 @@ fn is_session(session: &str) -> bool {
     !session.is_empty() && session.len() <= SESSION_BYTES_MAX && !session.chars().any(char::is_control)
 }
 
-fn bad_run_id() -> Response {
-    answer::error(StatusCode::BAD_REQUEST, "invalid_run_id", "a run id has 1 to 128 bytes and no control characters")
+fn refuse(status: StatusCode, code: &'static str, message: &str) -> Response {
+    metrics::refused(Protocol::Rest, code);
+    answer::error(status, code, message)
 }
 
 fn progress_answer(progress: &Progress) -> Response {
@@ -168,5 +172,5 @@ fn refused(error: &Refused) -> Response {
         Refused::Full => (StatusCode::SERVICE_UNAVAILABLE, "over_capacity"),
         Refused::Log(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
     };
-    answer::error(status, code, &error.to_string())
+    refuse(status, code, &error.to_string())
 }

@@ -1,7 +1,10 @@
 //! Sending the buffer's lines, as often as it takes.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -27,6 +30,9 @@ pub(super) struct Sender {
     token: Option<String>,
     session: String,
     give_up_after: Duration,
+    quiet: bool,
+    /// The gateway could not be reached last time.
+    lost: AtomicBool,
 }
 
 /// Why one attempt ended.
@@ -44,18 +50,61 @@ struct Progress {
 }
 
 impl Sender {
-    pub fn new(url: &str, token: Option<&str>, run: &RunId, session: &str, give_up_after: Duration) -> Result<Self, String> {
+    pub fn new(
+        url: &str,
+        token: Option<&str>,
+        run: &RunId,
+        session: &str,
+        give_up_after: Duration,
+        quiet: bool,
+    ) -> Result<Self, String> {
         let client = Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)
             .build()
             .map_err(|error| format!("cannot make a client: {error}"))?;
         let mut base = reqwest::Url::parse(url).map_err(|error| format!("--url {url}: {error}"))?;
+        if !["http", "https"].contains(&base.scheme()) {
+            return Err(format!("--url {url}: only http and https are spoken"));
+        }
         base.path_segments_mut().map_err(|()| format!("--url {url}: this is no address of a server"))?.pop_if_empty().extend([
             "v1",
             "runs",
             run.as_str(),
         ]);
-        Ok(Self { client, base: base.into(), token: token.map(Into::into), session: session.into(), give_up_after })
+        Ok(Self {
+            client,
+            base: base.into(),
+            token: token.map(Into::into),
+            session: session.into(),
+            give_up_after,
+            quiet,
+            lost: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether the run would be taken, as far as can be said now. A gateway that cannot be reached may come back.
+    pub async fn ask(&self) -> Result<(), String> {
+        match self.progress().await {
+            Ok(_) => Ok(()),
+            Err(Failure::Final(what)) => Err(what),
+            Err(Failure::Lost(what)) => {
+                self.tell_lost(&what);
+                Ok(())
+            }
+        }
+    }
+
+    /// One line when the gateway is lost, and one when it is back.
+    fn tell_lost(&self, what: &str) {
+        if !self.lost.swap(true, Ordering::Relaxed) && !self.quiet {
+            eprintln!("runcast: {what}; lines are held and it is tried again");
+        }
+    }
+
+    fn tell_back(&self) {
+        if self.lost.swap(false, Ordering::Relaxed) && !self.quiet {
+            eprintln!("runcast: the gateway is back");
+        }
     }
 
     /// Sends everything until the source has ended and all of it is kept.
@@ -105,6 +154,7 @@ impl Sender {
             if since.elapsed() > self.give_up_after {
                 return Err(format!("gave up after {} s without the gateway: {what}", self.give_up_after.as_secs()));
             }
+            self.tell_lost(&what);
             bar.set_message(format!("{what}; trying again"));
             sleep(wait.mul_f64(rand::random_range(0.5..1.0))).await;
             wait = (wait * 2).min(RETRY_MAX);
@@ -114,6 +164,7 @@ impl Sender {
     /// One connection: asks from where to go on, streams from there, waits for the answer.
     async fn attempt(&self, buffer: &Arc<Buffer>, bar: &ProgressBar) -> Result<(), Failure> {
         let wanted = self.progress().await?;
+        self.tell_back();
         buffer.trim(wanted);
         let from = buffer.resume_at(wanted);
         let body = stream::unfold((buffer.clone(), from), |(buffer, at)| async move {

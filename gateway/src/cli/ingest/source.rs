@@ -1,6 +1,6 @@
 //! Where the lines come from: standard input, a file, or a command that is started.
 
-use std::{path::Path, process::Stdio, sync::Arc};
+use std::{io::IsTerminal as _, path::Path, process::Stdio, sync::Arc};
 
 use bytes::Bytes;
 use tokio::{
@@ -41,8 +41,18 @@ impl Source {
                 let file = File::open(path).await.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
                 Ok(Self { input: Box::new(file), child: None })
             }
-            _ => Ok(Self { input: Box::new(stdin()), child: None }),
+            _ => {
+                if std::io::stdin().is_terminal() {
+                    eprintln!("runcast: reading lines from the terminal; Ctrl-D ends");
+                }
+                Ok(Self { input: Box::new(stdin()), child: None })
+            }
         }
+    }
+
+    /// The process id of the command.
+    pub fn child_id(&self) -> Option<u32> {
+        self.child.as_ref().and_then(Child::id)
     }
 
     /// Reads all lines into the buffer. The last one needs no LF.
