@@ -186,7 +186,7 @@ impl Default for Fanout {
         Self {
             ring_events_max: 512,
             ring_bytes_max: 256 * KIB,
-            tail_max: 1024,
+            tail_max: 256,
             linger_ms: 10_000,
             page_events_max: 256,
             page_bytes_max: MIB,

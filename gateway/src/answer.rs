@@ -2,11 +2,12 @@
 
 use axum::{
     body::Body,
-    extract::{FromRequestParts, Path},
+    extract::{FromRequestParts, Path, Query},
     http::{StatusCode, header, request::Parts},
     response::{IntoResponse as _, Response},
 };
 use runcast_translators::{event::RunId, json::push_string};
+use serde::de::DeserializeOwned;
 
 use crate::ops::metrics::{self, Protocol};
 
@@ -49,5 +50,20 @@ impl<S: Send + Sync> FromRequestParts<S> for RunPath {
             Ok(Path(id)) => RunId::new(&id).map(Self).map_err(|error| refuse(&error.to_string())),
             Err(_) => Err(refuse("the id in the path is not UTF-8")),
         }
+    }
+}
+
+/// What a query asks for; one that cannot be read is answered in our own form.
+#[derive(Debug)]
+pub struct Asked<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Response> {
+        Query::try_from_uri(&parts.uri).map(|Query(asked)| Self(asked)).map_err(|rejection| {
+            metrics::refused(Protocol::Rest, "invalid_query");
+            error(StatusCode::BAD_REQUEST, "invalid_query", &rejection.body_text())
+        })
     }
 }

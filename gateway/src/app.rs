@@ -47,8 +47,12 @@ impl App {
         let ingest = Ingest::new(shared.clone(), settings.ingest.clone());
         let hubs = Hubs::new(shared.clone(), settings.fanout.clone(), &settings.stream);
         let gateway = Gateway::new(shared.clone(), hubs, settings.clone(), drain.clone());
-        let routes =
-            gateway.service(upstream::http::routes(ingest.clone(), settings.ingest.clone(), settings.server.request_bytes_max));
+        let routes = gateway.service(upstream::http::routes(
+            ingest.clone(),
+            settings.ingest.clone(),
+            settings.server.request_bytes_max,
+            stopped.clone(),
+        ));
 
         let mut tasks = JoinSet::new();
         tasks.spawn(listen::serve(listener, routes, settings.clone(), stopped.clone()));

@@ -140,8 +140,8 @@ impl Server {
         self.said.lock().expect("not poisoned").clone()
     }
 
-    pub fn is_running(&mut self) -> bool {
-        self.child.try_wait().expect("a child").is_none()
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn url(&self, path: &str) -> String {

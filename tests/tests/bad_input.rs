@@ -155,6 +155,10 @@ async fn wrong_methods_kinds_and_bodies_are_told() {
     ] {
         assert_eq!(server.get(path).await.0, want, "{path}");
     }
+    for path in ["/v1/agents/runs?limit=1&limit=2", "/v1/nodes/r/events?after=1&after=2", "/v1/agents/runs/%FF"] {
+        let (status, body) = server.get(path).await;
+        assert!(status == 400 && body["error"]["code"].is_string(), "{path}: {status} {body}");
+    }
     for (body, want) in [("", 400), ("{}", 400), ("[1]", 400), ("{\"session\":\"other\"}", 409)] {
         server.send_lines("open", 0, "{\"type\":\"novel\"}\n").await;
         assert_eq!(

@@ -171,6 +171,24 @@ async fn sigterm_tells_every_client_to_come_back_and_exits_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_sender_is_told_to_go_on_elsewhere_and_holds_up_nothing() {
+    // Longer than any test may take: nobody may wait for the sender.
+    let mut server = Server::start_with(Options::default().env("RUNCAST__SERVER__SHUTDOWN_MS", 600_000));
+    let (tell, lines) = tokio::sync::mpsc::channel::<Result<&'static str, std::io::Error>>(4);
+    let body = futures_util::stream::unfold(lines, |mut lines| async move { Some((lines.recv().await?, lines)) });
+    let url = server.url("/v1/runs/r/events?session=s&from=0");
+    let sending = tokio::spawn(server.client().post(url).body(reqwest::Body::wrap_stream(body)).send());
+    tell.send(Ok("{\"type\":\"novel\"}\n")).await.expect("sent");
+    runcast_tests::until("the line", || async { (server.get("/v1/runs/r/ingest").await.1["next_line"] == 1).then_some(()) })
+        .await;
+    assert_eq!(server.terminate().await, Some(0));
+    let answer = sending.await.expect("it ends").expect("an answer");
+    assert_eq!(answer.status().as_u16(), 503);
+    assert!(answer.text().await.expect("a body").contains("draining"));
+    drop(tell);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_was_sent_before_sigterm_is_there_after_a_restart() {
     let mut server = Server::start();
     let input = fixtures::run("fix-failing-test");

@@ -5,10 +5,12 @@
 //! shared text, [`Raw`] a borrowed view of it, and both walk it without recursion.
 
 mod cut;
+mod object;
 mod raw;
 mod text;
 
 pub use cut::cut;
+pub use object::Object;
 pub use raw::{Items, Kind, Members, Raw};
 pub use text::{Unescaped, push_one_line, push_string, unescape, unescape_into};
 

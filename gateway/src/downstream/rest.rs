@@ -1,12 +1,6 @@
 //! Runs and their steps over REST (contracts/ws-run-stream.md).
 
-use axum::{
-    Router,
-    extract::{Query, State},
-    http::StatusCode,
-    response::Response,
-    routing::get,
-};
+use axum::{Router, extract::State, http::StatusCode, response::Response, routing::get};
 use runcast_translators::{
     event::{RunId, RunStatus, Seq},
     json::push_string,
@@ -16,7 +10,7 @@ use serde::Deserialize;
 
 use super::Gateway;
 use crate::{
-    answer::{self, RunPath},
+    answer::{self, Asked, RunPath},
     log::{ReadError, ReadLimit, RunFilter},
     ops::metrics::{self, Protocol},
 };
@@ -41,7 +35,7 @@ struct ListQuery {
     status: Option<String>,
 }
 
-async fn list(State(gateway): State<Gateway>, Query(query): Query<ListQuery>) -> Response {
+async fn list(State(gateway): State<Gateway>, Asked(query): Asked<ListQuery>) -> Response {
     let Some(limit) = limit(query.limit.as_deref()) else { return bad_limit() };
     let before = match query.cursor.as_deref().map(read_list_cursor) {
         Some(None) => return refuse(StatusCode::BAD_REQUEST, "invalid_cursor", "this is no cursor of this list"),
@@ -107,7 +101,7 @@ struct StepsQuery {
     limit: Option<String>,
 }
 
-async fn steps(State(gateway): State<Gateway>, RunPath(run): RunPath, Query(query): Query<StepsQuery>) -> Response {
+async fn steps(State(gateway): State<Gateway>, RunPath(run): RunPath, Asked(query): Asked<StepsQuery>) -> Response {
     let Some(limit) = limit(query.limit.as_deref()) else { return bad_limit() };
     let place = match Place::read(query.cursor.as_deref(), query.since.as_deref(), &run) {
         Ok(place) => place,

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use axum::{
     Router,
     body::Body,
-    extract::{Query, State},
+    extract::State,
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse as _, Response},
     routing::{get, post},
@@ -32,7 +32,7 @@ use super::{
     watch::{Happening, Start, Watch},
 };
 use crate::{
-    answer::{self, RunPath},
+    answer::{self, Asked, RunPath},
     fanout::Item,
     ops::metrics::{self, Protocol},
 };
@@ -55,7 +55,7 @@ struct EventsQuery {
 async fn events(
     State(gateway): State<Gateway>,
     RunPath(run): RunPath,
-    Query(query): Query<EventsQuery>,
+    Asked(query): Asked<EventsQuery>,
     headers: HeaderMap,
 ) -> Response {
     let Some(encoding) = encoding(&headers) else {

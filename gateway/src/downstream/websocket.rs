@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, io::IoSlice, time::Duration};
 
 use axum::{
-    extract::{Query, Request, State},
+    extract::{Request, State},
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse as _, Response},
 };
@@ -31,7 +31,7 @@ use super::{
     watch::{Happening, Watch},
 };
 use crate::{
-    answer::{self, RunPath},
+    answer::{self, Asked, RunPath},
     fanout::Item,
     ops::metrics::{self, Protocol},
 };
@@ -47,7 +47,7 @@ pub(super) struct StreamQuery {
 pub(super) async fn stream(
     State(gateway): State<Gateway>,
     RunPath(run): RunPath,
-    Query(query): Query<StreamQuery>,
+    Asked(query): Asked<StreamQuery>,
     mut request: Request,
 ) -> Response {
     let Some(key) = upgrade_key(request.headers()) else {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use axum::{
     Router,
     body::{Body, Bytes},
-    extract::{DefaultBodyLimit, Query, State, rejection::BytesRejection},
+    extract::{DefaultBodyLimit, State, rejection::BytesRejection},
     http::StatusCode,
     response::Response,
     routing::{get, post},
@@ -14,9 +14,10 @@ use futures_util::StreamExt as _;
 use runcast_config::Ingest as IngestSettings;
 use runcast_translators::json::push_string;
 use serde::Deserialize;
+use tokio::sync::watch;
 
 use crate::{
-    answer::{self, RunPath},
+    answer::{self, Asked, RunPath},
     ingest::{Feed, Ingest, Line, LineBatch, Lines, Progress, Refused},
     ops::metrics::{self, Protocol},
 };
@@ -29,15 +30,17 @@ const SESSION_BYTES_MAX: usize = 128;
 struct Door {
     ingest: Ingest,
     settings: IngestSettings,
+    /// True from the first stop signal on: senders are told to go on elsewhere.
+    stop: watch::Receiver<bool>,
 }
 
 /// `request_bytes_max` limits bodies that are read whole; events come as a stream of any length.
-pub fn routes(ingest: Ingest, settings: IngestSettings, request_bytes_max: usize) -> Router {
+pub fn routes(ingest: Ingest, settings: IngestSettings, request_bytes_max: usize, stop: watch::Receiver<bool>) -> Router {
     Router::new()
         .route("/v1/runs/{run}/end", post(end).layer(DefaultBodyLimit::max(request_bytes_max)))
         .route("/v1/runs/{run}/events", post(events))
         .route("/v1/runs/{run}/ingest", get(progress))
-        .with_state(Door { ingest, settings })
+        .with_state(Door { ingest, settings, stop })
 }
 
 #[derive(Debug, Deserialize)]
@@ -46,16 +49,12 @@ struct EventsQuery {
     from: Option<String>,
 }
 
-async fn events(State(door): State<Door>, RunPath(run): RunPath, Query(query): Query<EventsQuery>, body: Body) -> Response {
+async fn events(State(door): State<Door>, RunPath(run): RunPath, Asked(query): Asked<EventsQuery>, body: Body) -> Response {
     let Some(session) = query.session.filter(|session| is_session(session)) else {
-        return answer::error(
-            StatusCode::BAD_REQUEST,
-            "invalid_session",
-            "give ?session=, 1 to 128 bytes without control characters",
-        );
+        return refuse(StatusCode::BAD_REQUEST, "invalid_session", "give ?session=, 1 to 128 bytes without control characters");
     };
     let Some(from) = query.from.as_deref().map_or(Some(0), |from| from.parse::<u64>().ok()) else {
-        return answer::error(
+        return refuse(
             StatusCode::BAD_REQUEST,
             "invalid_from",
             "from is the number of the first line that is sent, counted from 0",
@@ -63,26 +62,43 @@ async fn events(State(door): State<Door>, RunPath(run): RunPath, Query(query): Q
     };
     let result = async {
         let mut feed = door.ingest.attach(&run, &session).await?;
-        let broken = take(&mut feed, body, from, &door.settings).await?;
+        let end = take(&mut feed, body, from, &door).await?;
         let progress = feed.finish().await?;
-        Ok::<_, Refused>((progress, broken))
+        Ok::<_, Refused>((progress, end))
     };
     match result.await {
-        Ok((progress, false)) => progress_answer(&progress),
+        Ok((progress, BodyEnd::Whole)) => progress_answer(&progress),
+        Ok((_, BodyEnd::Stopped)) => {
+            refuse(StatusCode::SERVICE_UNAVAILABLE, "draining", "this server is going down: go on elsewhere")
+        }
         // The connection broke: nobody hears this, but the lines that came whole are kept.
-        Ok((_, true)) => refuse(StatusCode::BAD_REQUEST, "body_cut", "the request body broke off"),
+        Ok((_, BodyEnd::Broken)) => refuse(StatusCode::BAD_REQUEST, "body_cut", "the request body broke off"),
         Err(error) => refused(&error),
     }
 }
 
-/// Takes lines as they come; gives true when the body broke off.
-async fn take(feed: &mut Feed, body: Body, from: u64, settings: &IngestSettings) -> Result<bool, Refused> {
+/// How a body of lines came to its end.
+enum BodyEnd {
+    Whole,
+    Broken,
+    /// We go down; the sender has more.
+    Stopped,
+}
+
+/// Takes lines as they come.
+async fn take(feed: &mut Feed, body: Body, from: u64, door: &Door) -> Result<BodyEnd, Refused> {
+    let settings = &door.settings;
     let mut lines = Lines::new(settings.line_bytes_max, from == 0);
     let mut next = from;
     let mut ready: Vec<Line> = Vec::new();
     let mut pieces = body.into_data_stream();
-    let broken = loop {
-        match pieces.next().await {
+    let mut stop = door.stop.clone();
+    let end = loop {
+        let piece = tokio::select! {
+            piece = pieces.next() => piece,
+            () = crate::stopped(&mut stop) => break BodyEnd::Stopped,
+        };
+        match piece {
             Some(Ok(piece)) => {
                 // A piece may be large: lines go on in batches.
                 for part in piece.chunks(settings.batch_bytes_max) {
@@ -92,16 +108,16 @@ async fn take(feed: &mut Feed, body: Body, from: u64, settings: &IngestSettings)
             }
             Some(Err(error)) => {
                 tracing::debug!(%error, "a request body broke off");
-                break true;
+                break BodyEnd::Broken;
             }
             None => {
                 ready.extend(lines.end());
-                break false;
+                break BodyEnd::Whole;
             }
         }
     };
     send(feed, &mut next, &mut ready).await?;
-    Ok(broken)
+    Ok(end)
 }
 
 async fn send(feed: &mut Feed, next: &mut u64, ready: &mut Vec<Line>) -> Result<(), Refused> {

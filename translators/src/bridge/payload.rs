@@ -3,8 +3,7 @@
 use crate::{
     event::{AssistantMessage, Body, Event, RunStatus, ToolCallFinished},
     frame::Context,
-    json::{Json, Kind, Raw, cut, push_string},
-    steps::encode::Object,
+    json::{Json, Kind, Object, Raw, cut, push_string},
 };
 
 /// `SdkMessage.type` and its payload; `None` where the event has no message in this family.

@@ -4,7 +4,7 @@ use super::Cursor;
 use crate::{
     event::{AssistantMessage, Body, Event, Outcome, RunInfo, RunStatus, Seq, ToolCallFinished, Unreadable, rfc3339},
     frame::Context,
-    json::{Json, cut, push_string},
+    json::{Json, Object, cut, push_string},
 };
 
 /// The frame of an event; `None` where it has none in this family.
@@ -281,42 +281,4 @@ fn array(one: &[u8]) -> Vec<u8> {
     out.extend_from_slice(one);
     out.push(b']');
     out
-}
-
-/// A JSON object in the making; members without a value are left out.
-pub(crate) struct Object(Vec<u8>);
-
-impl Object {
-    pub fn new(kind: &str) -> Self {
-        let mut out = Vec::from(*b"{\"type\":");
-        push_string(&mut out, kind);
-        Self(out)
-    }
-
-    pub fn string(mut self, key: &str, value: Option<&str>) -> Self {
-        if let Some(value) = value {
-            self.key(key);
-            push_string(&mut self.0, value);
-        }
-        self
-    }
-
-    pub fn json(mut self, key: &str, value: Option<&[u8]>) -> Self {
-        if let Some(value) = value {
-            self.key(key);
-            self.0.extend_from_slice(value);
-        }
-        self
-    }
-
-    pub fn end(mut self) -> Vec<u8> {
-        self.0.push(b'}');
-        self.0
-    }
-
-    fn key(&mut self, key: &str) {
-        self.0.push(b',');
-        push_string(&mut self.0, key);
-        self.0.push(b':');
-    }
 }
