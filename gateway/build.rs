@@ -17,13 +17,20 @@ const SHARED: [&str; 6] = [
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../translators/proto");
-    println!("cargo:rerun-if-changed={}", folder.display());
+    println!("cargo:rerun-if-changed={}", folder.join(PROTO).display());
+    println!("cargo:rerun-if-changed=build.rs");
     let set = protox::compile([PROTO], [&folder])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let descriptors = out.join("sdk.fds.bin");
     fs::write(&descriptors, set.encode_to_vec())?;
 
-    connectrpc_build::Config::new().descriptor_set(&descriptors).files(&[PROTO]).include_file("_connectrpc.rs").compile()?;
+    connectrpc_build::Config::new()
+        // It would watch the descriptor set, which is written here: every build would be followed by another.
+        .emit_rerun_directives(false)
+        .descriptor_set(&descriptors)
+        .files(&[PROTO])
+        .include_file("_connectrpc.rs")
+        .compile()?;
 
     let tonic = out.join("tonic");
     fs::create_dir_all(&tonic)?;
