@@ -100,6 +100,7 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         ("fanout.tail_max", fanout.tail_max),
         ("fanout.page_events_max", fanout.page_events_max),
         ("fanout.page_bytes_max", fanout.page_bytes_max),
+        ("fanout.pages_max", fanout.pages_max),
         ("stream.write_bytes_max", stream.write_bytes_max),
         ("stream.client_message_bytes_max", stream.client_message_bytes_max),
     ];

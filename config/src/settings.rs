@@ -92,6 +92,7 @@ pub struct Fanout {
     pub linger_ms: u64,
     pub page_events_max: usize,
     pub page_bytes_max: usize,
+    pub pages_max: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -190,6 +191,7 @@ impl Default for Fanout {
             linger_ms: 10_000,
             page_events_max: 256,
             page_bytes_max: MIB,
+            pages_max: 4,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! From the log to everybody who watches: one hub a watched run, and clients that are positions, not queues.
 
 mod hub;
+mod pages;
 mod reader;
 mod ring;
 

@@ -17,7 +17,7 @@ use runcast_translators::{
 };
 use tokio::sync::{OnceCell, broadcast::error::RecvError, watch};
 
-use super::{reader::Reader, ring::Ring};
+use super::{pages::Pages, reader::Reader, ring::Ring};
 use crate::{
     log::{LiveItem, Log, OpenText, ReadError, ReadLimit, Tail, TailItem},
     ops::metrics,
@@ -42,6 +42,7 @@ pub struct Hub {
     pub(super) settings: FanoutSettings,
     pub(super) log: Arc<dyn Log>,
     ring: Mutex<Ring>,
+    pub(super) pages: Pages,
     /// Counts changes; readers wait on it.
     changes: watch::Sender<u64>,
     pub(super) readers: AtomicUsize,
@@ -119,6 +120,7 @@ impl Hubs {
             settings: settings.clone(),
             log: self.0.log.clone(),
             ring: Mutex::new(Ring::new(from, settings.ring_events_max, settings.ring_bytes_max)),
+            pages: Pages::new(settings.pages_max),
             changes: watch::Sender::new(0),
             readers: AtomicUsize::new(0),
             closed: Mutex::new(false),

@@ -140,18 +140,24 @@ impl Reader {
     }
 
     async fn read_log(&mut self, out: &mut Vec<Item>) -> Result<(), ReadError> {
-        let events = self.hub.log.read(&self.hub.run, self.position.seq, self.hub.page()).await?;
+        let hub = self.hub.clone();
+        let after = self.position.seq;
+        let read = || async {
+            let events = hub.log.read(&hub.run, after, hub.page()).await?;
+            Ok(events.into_iter().map(|event| hub.frame(event)).collect())
+        };
+        let page = hub.pages.get(after, read).await?;
         let (floor, head) = {
             let ring = self.hub.ring();
             (ring.floor(), ring.head())
         };
-        let earliest = match events.first() {
-            Some(first) if first.seq == self.position.seq + 1 => {
+        let earliest = match page.first() {
+            Some(first) if first.event.seq == after + 1 => {
                 // Only what the hub has too: a reader never runs ahead of it.
-                self.page.extend(events.into_iter().filter(|event| event.seq <= head).map(|event| self.hub.frame(event)));
+                self.page.extend(page.iter().filter(|frame| frame.event.seq <= head).cloned());
                 return Ok(());
             }
-            Some(first) => first.seq,
+            Some(first) => first.event.seq,
             None => floor + 1,
         };
         self.position = Position::at(earliest - 1);

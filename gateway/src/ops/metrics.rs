@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{Counter, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use runcast_translators::{
     event::{Event, Family, RunStatus},
     goodbye::Goodbye,
@@ -91,10 +91,12 @@ fn describe() {
 }
 
 /// An open stream; counts its begin, and its end when it is told or dropped.
-#[derive(Debug)]
 pub struct Connection {
     protocol: Protocol,
     said: bool,
+    // Looked up once: these two count at every write.
+    frames: Counter,
+    bytes: Counter,
 }
 
 impl Connection {
@@ -102,7 +104,12 @@ impl Connection {
         gauge!("runcast_connections", "protocol" => protocol.label()).increment(1);
         counter!("runcast_connects_total", "protocol" => protocol.label()).increment(1);
         tracing::debug!(protocol = protocol.label(), "stream begun");
-        Self { protocol, said: false }
+        Self {
+            protocol,
+            said: false,
+            frames: counter!("runcast_frames_sent_total", "protocol" => protocol.label()),
+            bytes: counter!("runcast_sent_bytes_total", "protocol" => protocol.label()),
+        }
     }
 
     pub fn protocol(&self) -> Protocol {
@@ -110,8 +117,8 @@ impl Connection {
     }
 
     pub fn sent(&self, frames: usize, bytes: usize) {
-        counter!("runcast_frames_sent_total", "protocol" => self.protocol.label()).increment(frames as u64);
-        counter!("runcast_sent_bytes_total", "protocol" => self.protocol.label()).increment(bytes as u64);
+        self.frames.increment(frames as u64);
+        self.bytes.increment(bytes as u64);
     }
 
     pub fn resumed(&self, from: ResumedFrom) {
