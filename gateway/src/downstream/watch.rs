@@ -1,10 +1,13 @@
 //! What watching a run is in every protocol: items as they come, a sign of life in silence, and one reason to end.
 
-use std::time::Duration;
+use std::{pin::Pin, time::Duration};
 
 use rand::Rng as _;
 use runcast_translators::{event::Seq, goodbye::Goodbye, position::Position};
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::watch,
+    time::{Instant, Sleep, sleep, sleep_until},
+};
 
 use crate::{
     fanout::{Item, Reader},
@@ -36,9 +39,14 @@ pub struct Watch {
     pub reader: Reader,
     pub connection: Connection,
     drain: Drain,
+    drain_begins: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// When this stream ends because of the drain, once that has begun.
     leave_at: Option<Instant>,
     silence: Duration,
+    /// Goes off when the stream may have been silent for long. It is set again only then, not at every record.
+    alarm: Pin<Box<Sleep>>,
+    /// When there was something to send last.
+    active: Instant,
     stall: Duration,
     bytes_max: usize,
     /// When something was handed over last.
@@ -71,10 +79,14 @@ impl Drain {
         let _ = self.open.subscribe().wait_for(|open| *open == 0).await;
     }
 
-    async fn wait(&mut self) {
-        if self.begun.wait_for(|begun| *begun).await.is_err() {
-            std::future::pending().await
-        }
+    /// Done when the drain begins. One that is kept is registered once, not at every wait.
+    fn beginning(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let mut begun = self.begun.clone();
+        Box::pin(async move {
+            if begun.wait_for(|begun| *begun).await.is_err() {
+                std::future::pending().await
+            }
+        })
     }
 }
 
@@ -89,9 +101,12 @@ impl Watch {
         Self {
             reader,
             connection: Connection::open(protocol),
+            drain_begins: drain.beginning(),
             drain,
             leave_at: None,
             silence: Duration::from_millis(silence),
+            alarm: Box::pin(sleep(Duration::from_millis(silence))),
+            active: Instant::now(),
             stall: Duration::from_millis(stream.write_stall_ms),
             bytes_max: stream.write_bytes_max,
             last: None,
@@ -140,25 +155,39 @@ impl Watch {
         if self.last.take().is_some_and(|last| last.elapsed() > self.stall) {
             return self.end(Goodbye::SlowReader);
         }
-        let wake = Instant::now() + self.silence;
         loop {
             let leave_at = self.leave_at;
             tokio::select! {
                 biased;
-                () = tokio::time::sleep_until(leave_at.unwrap_or(wake)), if leave_at.is_some() => return self.end(Goodbye::Draining),
+                () = async { sleep_until(leave_at.unwrap_or_else(Instant::now)).await }, if leave_at.is_some() => {
+                    return self.end(Goodbye::Draining);
+                }
                 result = self.reader.next(items, self.bytes_max) => return match result {
-                    Ok(true) => Happening::Items,
+                    Ok(true) => {
+                        self.active = Instant::now();
+                        Happening::Items
+                    }
                     Ok(false) => self.end(Goodbye::Settled),
                     Err(error) => {
                         tracing::error!(%error, "a stream cannot read the log");
                         self.end(Goodbye::Internal)
                     }
                 },
-                () = self.drain.wait(), if leave_at.is_none() => {
+                () = &mut self.drain_begins, if leave_at.is_none() => {
                     let spread = self.drain.spread.as_millis() as u64;
                     self.leave_at = Some(Instant::now() + Duration::from_millis(rand::rng().random_range(0..=spread)));
                 }
-                () = tokio::time::sleep_until(wake) => return Happening::Silence,
+                () = &mut self.alarm => {
+                    let now = Instant::now();
+                    let is_silent = now >= self.active + self.silence;
+                    if is_silent {
+                        self.active = now;
+                    }
+                    self.alarm.as_mut().reset(self.active + self.silence);
+                    if is_silent {
+                        return Happening::Silence;
+                    }
+                }
             }
         }
     }
