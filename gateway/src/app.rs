@@ -85,7 +85,9 @@ impl App {
         if tokio::time::timeout(limit, self.drain.wait_for_streams()).await.is_err() {
             tracing::warn!("some streams did not end in time and were cut");
         }
-        self.ingest.close().await;
+        if tokio::time::timeout(limit, self.ingest.close()).await.is_err() {
+            tracing::error!("the log does not take what was sent in: it will be sent again");
+        }
         if tokio::time::timeout(limit, async { while self.tasks.join_next().await.is_some() {} }).await.is_err() {
             self.tasks.shutdown().await;
         }

@@ -10,7 +10,10 @@ pub use lines::{Line, Lines};
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
@@ -30,8 +33,11 @@ pub enum Refused {
     Settled,
     #[error("a newer connection of the same session has taken over")]
     Superseded,
-    #[error("another process writes this run")]
+    /// The state behind the connection was lost, or another process writes: ask from where to go on.
+    #[error("the run has another owner now: ask for the next line and go on there")]
     NotOwner,
+    #[error("this server is going down: go on elsewhere")]
+    Closing,
     #[error("there is no such run")]
     Unknown,
     #[error("too many runs are being written: try again later")]
@@ -92,6 +98,8 @@ struct Shared {
     log: Arc<dyn Log>,
     settings: IngestSettings,
     owners: Mutex<HashMap<RunId, mpsc::Sender<Command>>>,
+    /// No new owner begins any more.
+    closed: AtomicBool,
 }
 
 /// One connection's hold on a run.
@@ -105,7 +113,7 @@ pub struct Feed {
 
 impl Ingest {
     pub fn new(log: Arc<dyn Log>, settings: IngestSettings) -> Self {
-        Self(Arc::new(Shared { log, settings, owners: Mutex::new(HashMap::new()) }))
+        Self(Arc::new(Shared { log, settings, owners: Mutex::new(HashMap::new()), closed: AtomicBool::new(false) }))
     }
 
     /// Begins to feed a run; it is made with its first event. An older connection of the session is cut off.
@@ -131,6 +139,7 @@ impl Ingest {
 
     /// Ends all owners: what they were given is logged when this returns.
     pub async fn close(&self) {
+        self.0.closed.store(true, Ordering::Relaxed);
         let owners: Vec<_> = self.owners().drain().map(|(_, owner)| owner).collect();
         for owner in owners {
             let (reply, answer) = oneshot::channel();
@@ -159,6 +168,9 @@ impl Ingest {
         let mut owners = self.owners();
         if let Some(owner) = owners.get(run) {
             return Ok(owner.clone());
+        }
+        if self.0.closed.load(Ordering::Relaxed) {
+            return Err(Refused::Closing);
         }
         if owners.len() >= self.0.settings.open_runs_max {
             return Err(Refused::Full);
@@ -196,7 +208,7 @@ impl Feed {
         let owner = self.ingest.owner(&self.run)?;
         let sent = owner.send(Command::Lines { hold: self.hold.clone(), batch }).await;
         // The owner is gone, and with it the queue: the sender must ask from where to go on.
-        sent.map_err(|_| Refused::Superseded)
+        sent.map_err(|_| Refused::NotOwner)
     }
 
     /// Waits until all that was sent is logged.
@@ -206,7 +218,8 @@ impl Feed {
         progress
     }
 
-    fn check(&self) -> Result<(), Refused> {
+    /// What went wrong with the lines that were sent so far.
+    pub fn check(&self) -> Result<(), Refused> {
         self.hold.get().cloned().map_or(Ok(()), Err)
     }
 }

@@ -189,6 +189,25 @@ async fn a_sender_is_told_to_go_on_elsewhere_and_holds_up_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_is_silent_for_long_keeps_its_connection() {
+    let server = Server::start_with(Options::default().env("RUNCAST__INGEST__OWNER_IDLE_MS", 20));
+    let (tell, lines) = tokio::sync::mpsc::channel::<Result<String, std::io::Error>>(4);
+    let body = futures_util::stream::unfold(lines, |mut lines| async move { Some((lines.recv().await?, lines)) });
+    let url = server.url("/v1/runs/r/events?session=s&from=0");
+    let sending = tokio::spawn(server.client().post(url).body(reqwest::Body::wrap_stream(body)).send());
+    for n in 0..5 {
+        tell.send(Ok(format!("{{\"type\":\"novel\",\"n\":{n}}}\n"))).await.expect("sent");
+        // The silence is the input: many times as long as an owner without a connection is kept.
+        tokio::time::sleep(Duration::from_millis(150)).await;
+    }
+    drop(tell);
+    let answer = sending.await.expect("it ends").expect("an answer");
+    assert_eq!(answer.status().as_u16(), 200, "{}", answer.text().await.expect("a body"));
+    let (_, page) = server.get("/v1/agents/runs/r/steps").await;
+    assert_eq!(page["steps"].as_array().map(Vec::len), Some(5));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_was_sent_before_sigterm_is_there_after_a_restart() {
     let mut server = Server::start();
     let input = fixtures::run("fix-failing-test");

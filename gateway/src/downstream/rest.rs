@@ -150,7 +150,7 @@ impl Place {
                 place.map_or(Found { is_elsewhere, ..start }, |(_, seq)| Found { seq, is_elsewhere })
             }
             // An older incarnation's events are gone.
-            Self::Cursor(cursor) if cursor.incarnation != info.incarnation || cursor.seq + 1 < info.first => {
+            Self::Cursor(cursor) if cursor.incarnation != info.incarnation || cursor.seq.saturating_add(1) < info.first => {
                 Found { is_elsewhere: true, ..start }
             }
             Self::Cursor(cursor) if cursor.seq > info.head => Found { seq: info.head, is_elsewhere: true },

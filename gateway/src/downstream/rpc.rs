@@ -168,7 +168,7 @@ impl Calls {
         };
         let reader = self.gateway.hubs().read(&info.run, position, false).await?.ok_or_else(|| self.unknown(run))?;
         let mut watch = Watch::new(reader, self.protocol, self.gateway.drain(), &self.gateway.settings().stream);
-        watch.begin(position, info.first, offset.is_some());
+        watch.begin(position, &info, offset.is_some());
         let done = match settled(self.gateway.log(), &info.run).await? {
             Some((_, Some(event))) if after_result => Some(encode::done(&event, watch.reader.context())),
             _ => None,
@@ -185,7 +185,8 @@ impl Calls {
         let mut items = Vec::new();
         loop {
             items.clear();
-            if let Happening::Over(goodbye) = watch.next(&mut items).await
+            let happening = watch.next(&mut items).await;
+            if let Happening::Over(goodbye) = happening
                 && goodbye != Goodbye::Settled
             {
                 return Err(goodbye.into());
@@ -195,6 +196,10 @@ impl Calls {
             {
                 watch.end(Goodbye::Settled);
                 return Ok(encode::wait_live_run(&info, outcome));
+            }
+            if matches!(happening, Happening::Over(_)) {
+                // It was over and has been removed since.
+                return Err(self.unknown(run));
             }
         }
     }

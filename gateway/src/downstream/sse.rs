@@ -96,7 +96,7 @@ async fn events(
         Err(error) => return answer::log_failed(&error),
     };
     let mut watch = Watch::new(reader, protocol, gateway.drain(), &gateway.settings().stream);
-    let begun = watch.begin(start, info.first, position.is_some());
+    let begun = watch.begin(start, &info, position.is_some());
     if info.is_settled() && matches!(begun, Start::Beyond { .. }) {
         // The nearest place from which there is something to say: how the run ended.
         watch.reader.move_to(Position::at(info.head - 1));

@@ -3,7 +3,11 @@
 use std::{pin::Pin, time::Duration};
 
 use rand::Rng as _;
-use runcast_translators::{event::Seq, goodbye::Goodbye, position::Position};
+use runcast_translators::{
+    event::{RunInfo, Seq},
+    goodbye::Goodbye,
+    position::Position,
+};
 use tokio::{
     sync::watch,
     time::{Instant, Sleep, sleep, sleep_until},
@@ -114,9 +118,10 @@ impl Watch {
         }
     }
 
-    /// Puts the reader where the client's cursor says, or as near as there are events. `first`: the oldest that is kept.
-    pub fn begin(&mut self, position: Position, first: Seq, is_resume: bool) -> Start {
-        let head = self.reader.head();
+    /// Puts the reader where the client's cursor says, or as near as there are events.
+    pub fn begin(&mut self, position: Position, run: &RunInfo, is_resume: bool) -> Start {
+        // The log is ahead of the hub for moments: a cursor that it has given out is good.
+        let (first, head) = (run.first, run.head.max(self.reader.head()));
         let start = if position.seq > head {
             self.reader.move_to(Position::at(head));
             Start::Beyond { head }
@@ -162,6 +167,11 @@ impl Watch {
                 () = async { sleep_until(leave_at.unwrap_or_else(Instant::now)).await }, if leave_at.is_some() => {
                     return self.end(Goodbye::Draining);
                 }
+                // Before the reader, or a client that always has something to read would never hear of it.
+                () = &mut self.drain_begins, if leave_at.is_none() => {
+                    let spread = self.drain.spread.as_millis() as u64;
+                    self.leave_at = Some(Instant::now() + Duration::from_millis(rand::rng().random_range(0..=spread)));
+                }
                 result = self.reader.next(items, self.bytes_max) => return match result {
                     Ok(true) => {
                         self.active = Instant::now();
@@ -173,10 +183,6 @@ impl Watch {
                         self.end(Goodbye::Internal)
                     }
                 },
-                () = &mut self.drain_begins, if leave_at.is_none() => {
-                    let spread = self.drain.spread.as_millis() as u64;
-                    self.leave_at = Some(Instant::now() + Duration::from_millis(rand::rng().random_range(0..=spread)));
-                }
                 () = &mut self.alarm => {
                     let now = Instant::now();
                     let is_silent = now >= self.active + self.silence;

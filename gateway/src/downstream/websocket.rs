@@ -169,7 +169,7 @@ impl Socket {
         let position = Position::at(found.seq);
         let reader = gateway.hubs().read(run, position, deltas).await.map_err(internal)?.ok_or(Goodbye::UnknownRun)?;
         let mut watch = Watch::new(reader, Protocol::WebSocket, gateway.drain(), &gateway.settings().stream);
-        watch.begin(position, info.first, place != Place::Start && !found.is_elsewhere);
+        watch.begin(position, &info, place != Place::Start && !found.is_elsewhere);
         if found.is_elsewhere {
             watch.begin_elsewhere();
         }

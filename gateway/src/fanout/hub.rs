@@ -23,6 +23,9 @@ use crate::{
     ops::metrics,
 };
 
+/// Between two tries to read a log that cannot be read.
+const RETRY_EVERY: Duration = Duration::from_millis(200);
+
 /// The hubs of this process.
 #[derive(Clone)]
 pub struct Hubs(Arc<Shared>);
@@ -89,8 +92,10 @@ impl Hubs {
                 drop(closed);
                 self.forget(&hub);
             } else {
+                // Counted as a reader before the hub may look whether it has any.
+                let reader = Reader::new(hub.clone(), position, wants_text);
                 drop(closed);
-                return Ok(Some(Reader::new(hub, position, wants_text)));
+                return Ok(Some(reader));
             }
         }
     }
@@ -196,23 +201,16 @@ impl Hub {
             let over = self.ring().is_settled();
             tokio::select! {
                 item = tail.items.recv(), if !over => match item {
-                    Ok(TailItem::Committed(events)) => self.commit(&events).await,
+                    Ok(TailItem::Committed(events)) => if self.commit(&events).await.is_err() {
+                        tail = self.follow_again().await;
+                    },
                     Ok(TailItem::Live(item)) => self.live(&item),
                     Err(RecvError::Lagged(missed)) => {
                         tracing::debug!(missed, "a hub fell behind its tail and reads the log");
-                        match self.follow_again().await {
-                            Ok(new) => tail = new,
-                            Err(error) => {
-                                tracing::error!(%error, "a hub cannot read the log; it tries again");
-                                tokio::time::sleep(Duration::from_millis(200)).await;
-                            }
-                        }
+                        tail = self.follow_again().await;
                     }
                     // The log has no more to say of this run for now.
-                    Err(RecvError::Closed) => match self.follow_again().await {
-                        Ok(new) => tail = new,
-                        Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
-                    },
+                    Err(RecvError::Closed) => tail = self.follow_again().await,
                 },
                 _ = tick.tick() => {
                     let idle = self.readers.load(Ordering::Acquire) == 0;
@@ -225,7 +223,20 @@ impl Hub {
         }
     }
 
-    async fn follow_again(&self) -> Result<Tail, ReadError> {
+    /// Follows anew and reads what was missed, however often it takes.
+    async fn follow_again(&self) -> Tail {
+        loop {
+            match self.try_follow().await {
+                Ok(tail) => return tail,
+                Err(error) => {
+                    tracing::error!(%error, "a hub cannot read the log; it tries again");
+                    tokio::time::sleep(RETRY_EVERY).await;
+                }
+            }
+        }
+    }
+
+    async fn try_follow(&self) -> Result<Tail, ReadError> {
         let tail = self.log.tail(&self.run).await?;
         self.catch_up(tail.head).await?;
         self.take_open(&tail.open);
@@ -252,16 +263,15 @@ impl Hub {
         }
     }
 
-    async fn commit(&self, events: &[Arc<Event>]) {
-        let Some(first) = events.first() else { return };
-        if first.seq > self.ring().head() + 1
-            && let Err(error) = self.catch_up(first.seq - 1).await
+    async fn commit(&self, events: &[Arc<Event>]) -> Result<(), ReadError> {
+        if let Some(first) = events.first()
+            && first.seq > self.ring().head() + 1
         {
-            tracing::error!(%error, "a hub cannot read the log");
-            return;
+            self.catch_up(first.seq - 1).await?;
         }
         self.take(events);
         self.wake();
+        Ok(())
     }
 
     /// Puts events into the ring; those that it has are passed over.

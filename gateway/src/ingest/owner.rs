@@ -26,6 +26,8 @@ const APPEND_MAX: usize = 512;
 /// Between two tries while the log cannot write.
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(5);
+/// An owner without a connection is kept this many times `owner_idle_ms` when it has open text.
+const OPEN_TEXT_ROUNDS: u32 = 12;
 
 pub(super) struct Owner {
     run: RunId,
@@ -71,7 +73,24 @@ impl Owner {
     }
 
     pub async fn run(mut self, mut queue: mpsc::Receiver<Command>) {
+        self.serve(&mut queue).await;
+        // What is still waiting is not taken: whoever sent it must hear so, and ask from where to go on.
+        queue.close();
+        let settled = self.state.as_ref().is_some_and(|state| state.settled);
+        while let Ok(command) = queue.try_recv() {
+            if let Command::Lines { hold, batch } = command {
+                if settled {
+                    metrics::late_records(batch.lines.len() as u64);
+                }
+                let _ = hold.set(if settled { Refused::Settled } else { Refused::NotOwner });
+            }
+        }
+    }
+
+    /// Serves until there is nothing left to do here.
+    async fn serve(&mut self, queue: &mut mpsc::Receiver<Command>) {
         let mut last_input = Instant::now();
+        let mut idle_rounds = 0;
         loop {
             let wait = match &self.state {
                 Some(state) if state.decoder.has_result() => self.settings.result_idle_ms,
@@ -80,7 +99,7 @@ impl Owner {
             match timeout_at(last_input + Duration::from_millis(wait), queue.recv()).await {
                 Ok(Some(command)) => {
                     if !matches!(command, Command::Progress { .. }) {
-                        last_input = Instant::now();
+                        (last_input, idle_rounds) = (Instant::now(), 0);
                     }
                     if self.take(command).await {
                         return;
@@ -95,8 +114,12 @@ impl Owner {
                         }
                         return;
                     }
-                    // Open text lives only here: such an owner stays.
-                    if self.state.as_ref().is_none_or(|state| state.decoder.open_from().is_none()) {
+                    idle_rounds += 1;
+                    // A connection that is merely silent keeps its owner. Without one, open text lives only here: it is
+                    // kept for longer, and after that a sender that returns sends it again.
+                    let is_attached = Arc::strong_count(&self.hold) > 1;
+                    let is_open = self.state.as_ref().is_some_and(|state| state.decoder.open_from().is_some());
+                    if !is_attached && (!is_open || idle_rounds > OPEN_TEXT_ROUNDS) {
                         return;
                     }
                     last_input = Instant::now();
@@ -113,8 +136,9 @@ impl Owner {
             }
             Command::Lines { hold, batch } => {
                 if !Arc::ptr_eq(&hold, &self.hold) {
-                    // The owner that this connection was attached to is gone, and perhaps some of its lines.
-                    let _ = hold.set(Refused::Superseded);
+                    // One that was superseded here knows it. The owner that this one was attached to is gone, and perhaps
+                    // some of its lines.
+                    let _ = hold.set(Refused::NotOwner);
                 } else if hold.get().is_none()
                     && let Err(error) = self.lines(batch).await
                 {

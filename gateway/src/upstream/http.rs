@@ -62,41 +62,32 @@ async fn events(State(door): State<Door>, RunPath(run): RunPath, Asked(query): A
     };
     let result = async {
         let mut feed = door.ingest.attach(&run, &session).await?;
-        let end = take(&mut feed, body, from, &door).await?;
+        let broken = take(&mut feed, body, from, &door).await?;
         let progress = feed.finish().await?;
-        Ok::<_, Refused>((progress, end))
+        Ok::<_, Refused>((progress, broken))
     };
     match result.await {
-        Ok((progress, BodyEnd::Whole)) => progress_answer(&progress),
-        Ok((_, BodyEnd::Stopped)) => {
-            refuse(StatusCode::SERVICE_UNAVAILABLE, "draining", "this server is going down: go on elsewhere")
-        }
+        Ok((progress, false)) => progress_answer(&progress),
         // The connection broke: nobody hears this, but the lines that came whole are kept.
-        Ok((_, BodyEnd::Broken)) => refuse(StatusCode::BAD_REQUEST, "body_cut", "the request body broke off"),
+        Ok((_, true)) => refuse(StatusCode::BAD_REQUEST, "body_cut", "the request body broke off"),
         Err(error) => refused(&error),
     }
 }
 
-/// How a body of lines came to its end.
-enum BodyEnd {
-    Whole,
-    Broken,
-    /// We go down; the sender has more.
-    Stopped,
-}
-
-/// Takes lines as they come.
-async fn take(feed: &mut Feed, body: Body, from: u64, door: &Door) -> Result<BodyEnd, Refused> {
+/// Takes lines as they come; gives true when the body broke off. Once we go down the sender is told so at once: what it
+/// has sent is flushed with everything else.
+async fn take(feed: &mut Feed, body: Body, from: u64, door: &Door) -> Result<bool, Refused> {
     let settings = &door.settings;
     let mut lines = Lines::new(settings.line_bytes_max, from == 0);
     let mut next = from;
     let mut ready: Vec<Line> = Vec::new();
     let mut pieces = body.into_data_stream();
     let mut stop = door.stop.clone();
-    let end = loop {
+    let broken = loop {
         let piece = tokio::select! {
+            biased;
+            () = crate::stopped(&mut stop) => return Err(Refused::Closing),
             piece = pieces.next() => piece,
-            () = crate::stopped(&mut stop) => break BodyEnd::Stopped,
         };
         match piece {
             Some(Ok(piece)) => {
@@ -108,16 +99,16 @@ async fn take(feed: &mut Feed, body: Body, from: u64, door: &Door) -> Result<Bod
             }
             Some(Err(error)) => {
                 tracing::debug!(%error, "a request body broke off");
-                break BodyEnd::Broken;
+                break true;
             }
             None => {
                 ready.extend(lines.end());
-                break BodyEnd::Whole;
+                break false;
             }
         }
     };
     send(feed, &mut next, &mut ready).await?;
-    Ok(end)
+    Ok(broken)
 }
 
 async fn send(feed: &mut Feed, next: &mut u64, ready: &mut Vec<Line>) -> Result<(), Refused> {
@@ -184,6 +175,7 @@ fn refused(error: &Refused) -> Response {
         Refused::Settled => (StatusCode::CONFLICT, "run_settled"),
         Refused::Superseded => (StatusCode::CONFLICT, "superseded"),
         Refused::NotOwner => (StatusCode::SERVICE_UNAVAILABLE, "not_owner"),
+        Refused::Closing => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
         Refused::Unknown => (StatusCode::NOT_FOUND, "unknown_run"),
         Refused::Full => (StatusCode::SERVICE_UNAVAILABLE, "over_capacity"),
         Refused::Log(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),

@@ -96,7 +96,10 @@ async fn read(
     let mut bytes = vec![0; READ_BYTES];
     loop {
         match source.read(&mut bytes).await.map_err(broken)? {
-            0 if file.follow => sleep(LOOK_EVERY).await,
+            0 if file.follow => {
+                feed.check()?;
+                sleep(LOOK_EVERY).await;
+            }
             0 => break,
             count => {
                 lines.push(&bytes[..count], &mut ready);

@@ -119,7 +119,10 @@ impl Sender {
             let answer = self.request(reqwest::Method::POST, "/end").json(&body).timeout(ANSWER_TIMEOUT).send().await;
             let answer = answer.map_err(|error| Failure::Lost(plain(&error)))?;
             match answer.status() {
-                status if status.is_success() => Ok(()),
+                status if status.is_success() => {
+                    self.tell_back();
+                    Ok(())
+                }
                 status => {
                     let failure = failure(answer).await;
                     // Nothing to end: no line made an event. Or the run was settled by an earlier try.
@@ -146,8 +149,8 @@ impl Sender {
                 Err(Failure::Final(what)) => return Err(what),
                 Err(Failure::Lost(what)) => what,
             };
-            if begun.elapsed() > RETRY_MAX {
-                // It did work for a while.
+            if !self.lost.load(Ordering::Relaxed) {
+                // It was reached in between.
                 (wait, lost_since) = (RETRY_MIN, None);
             }
             let since = *lost_since.get_or_insert(begun);
