@@ -37,6 +37,8 @@ pub(super) enum Next {
     Wait,
     /// That was all.
     End,
+    /// It is kept already and not held any more: the gateway must be asked again from where to go on.
+    Gone,
 }
 
 /// Lines go out in pieces of about this size.
@@ -103,10 +105,10 @@ impl Buffer {
 
     pub fn next(&self, from: u64) -> Next {
         let window = self.window();
-        let skip = from.saturating_sub(window.first) as usize;
+        let Some(skip) = from.checked_sub(window.first) else { return Next::Gone };
         let mut piece = Vec::new();
         let mut count = 0;
-        for line in window.lines.iter().skip(skip) {
+        for line in window.lines.iter().skip(skip as usize) {
             if count > 0 && piece.len() + line.len() > PIECE_BYTES {
                 break;
             }
@@ -157,6 +159,7 @@ mod tests {
         assert_eq!((buffer.next(1), buffer.next(2)), (Next::Lines("b\n".into(), 1), Next::Wait));
         buffer.trim(1);
         assert_eq!((buffer.resume_at(0), buffer.resume_at(2), buffer.count()), (1, 2, 2));
+        assert_eq!(buffer.next(0), Next::Gone, "never other lines under its number");
         buffer.end();
         assert_eq!(buffer.next(2), Next::End);
     }

@@ -173,6 +173,8 @@ impl Sender {
         let body = stream::unfold((buffer.clone(), from), |(buffer, at)| async move {
             match buffer.wait(at).await {
                 Next::Lines(piece, count) => Some((Ok::<_, std::io::Error>(piece), (buffer, at + count))),
+                // Breaks the request off; the next one asks from where to go on.
+                Next::Gone => Some((Err(std::io::Error::other("these lines are kept already")), (buffer, at))),
                 Next::Wait | Next::End => None,
             }
         });
