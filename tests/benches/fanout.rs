@@ -183,14 +183,20 @@ fn report(name: &str, way: Way, records: u64, seconds: f64, cpu: f64) {
     );
 }
 
+/// A server with one run, and clients that have all that it holds.
+async fn at_the_live_end(way: Way, count: usize) -> (Server, Clients) {
+    let server = server();
+    server.send_lines("r", 0, body(0, 1)).await;
+    let clients = Clients::connect(&server, way, "r", count, "").await;
+    // What a stream begins with: the first record, and what is only state.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    (server, clients)
+}
+
 async fn burst(way: Way) {
     const CLIENTS: usize = 1000;
     const RECORDS: usize = 2000;
-    let server = server();
-    server.send_lines("r", 0, body(0, 1)).await;
-    let clients = Clients::connect(&server, way, "r", CLIENTS, "").await;
-    // What a stream begins with: the first record, and what is only state.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    let (server, clients) = at_the_live_end(way, CLIENTS).await;
     let before = clients.records();
     let (start, used) = (Instant::now(), cpu(server.pid()));
     server.send_lines("r", 1, body(1, RECORDS)).await;
@@ -201,10 +207,7 @@ async fn burst(way: Way) {
 async fn steady(way: Way) {
     const CLIENTS: usize = 1000;
     const SECONDS: usize = 8;
-    let server = server();
-    server.send_lines("r", 0, body(0, 1)).await;
-    let clients = Clients::connect(&server, way, "r", CLIENTS, "").await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    let (server, clients) = at_the_live_end(way, CLIENTS).await;
     let before = clients.records();
     let (start, used) = (Instant::now(), cpu(server.pid()));
     let mut tick = tokio::time::interval(Duration::from_millis(25));

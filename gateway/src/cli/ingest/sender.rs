@@ -39,8 +39,8 @@ pub(super) struct Sender {
 enum Failure {
     /// Worth another try.
     Lost(String),
-    /// The gateway has said no.
-    Final(String),
+    /// The gateway has said no, and which of its codes that is.
+    Final { code: String, what: String },
 }
 
 #[derive(Debug, Deserialize)]
@@ -86,7 +86,7 @@ impl Sender {
     pub async fn ask(&self) -> Result<(), String> {
         match self.progress().await {
             Ok(_) => Ok(()),
-            Err(Failure::Final(what)) => Err(what),
+            Err(Failure::Final { what, .. }) => Err(what),
             Err(Failure::Lost(what)) => {
                 self.tell_lost(&what);
                 Ok(())
@@ -126,8 +126,8 @@ impl Sender {
                 status => {
                     let failure = failure(answer).await;
                     // Nothing to end: no line made an event. Or the run was settled by an earlier try.
-                    let done =
-                        status == StatusCode::NOT_FOUND || matches!(&failure, Failure::Final(what) if what.contains("settled"));
+                    let is_settled = matches!(&failure, Failure::Final { code, .. } if code == "run_settled");
+                    let done = status == StatusCode::NOT_FOUND || is_settled;
                     if done { Ok(()) } else { Err(failure) }
                 }
             }
@@ -146,7 +146,7 @@ impl Sender {
             let begun = Instant::now();
             let what = match attempt().await {
                 Ok(()) => return Ok(()),
-                Err(Failure::Final(what)) => return Err(what),
+                Err(Failure::Final { what, .. }) => return Err(what),
                 Err(Failure::Lost(what)) => what,
             };
             if !self.lost.load(Ordering::Relaxed) {
@@ -209,9 +209,8 @@ impl Sender {
             status if status.is_success() => {
                 let progress: Progress = answer.json().await.map_err(|error| Failure::Lost(plain(&error)))?;
                 if progress.session != self.session {
-                    return Err(Failure::Final(
-                        "the run belongs to another session: choose another --run, or give its --session".into(),
-                    ));
+                    let what = "the run belongs to another session: choose another --run, or give its --session".into();
+                    return Err(Failure::Final { code: "run_in_use".into(), what });
                 }
                 Ok(progress.next_line)
             }
@@ -248,7 +247,7 @@ async fn failure(answer: Response) -> Failure {
     match status {
         _ if code == "body_cut" => Failure::Lost(what),
         status if status.is_server_error() => Failure::Lost(what),
-        _ => Failure::Final(what),
+        _ => Failure::Final { code, what },
     }
 }
 
