@@ -29,6 +29,48 @@ pub enum Nodes {
     Ndjson,
 }
 
+impl Nodes {
+    /// The record's bytes in this encoding.
+    pub fn bytes(self, record: &nodes::encode::Record) -> Vec<u8> {
+        match self {
+            Self::Sse => record.sse(),
+            Self::Ndjson => record.ndjson(),
+        }
+    }
+
+    pub fn chunk(self, record: &nodes::encode::Record) -> HttpChunk {
+        HttpChunk::new(&self.bytes(record))
+    }
+}
+
+/// Bytes as one chunk of HTTP/1.1's chunked coding: written to a socket as it is, or its payload through a library that
+/// frames by itself. Both share the same bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpChunk {
+    chunked: Bytes,
+    /// How long the line before the payload is.
+    head: usize,
+}
+
+impl HttpChunk {
+    /// `payload` must not be empty: an empty chunk ends a body.
+    pub fn new(payload: &[u8]) -> Self {
+        debug_assert!(!payload.is_empty(), "an empty chunk would end the body");
+        let head = format!("{:x}\r\n", payload.len());
+        let chunked = [head.as_bytes(), payload, b"\r\n"].concat();
+        Self { chunked: chunked.into(), head: head.len() }
+    }
+
+    /// With its length before it and CRLF behind it.
+    pub fn chunked(&self) -> &Bytes {
+        &self.chunked
+    }
+
+    pub fn payload(&self) -> Bytes {
+        self.chunked.slice(self.head..self.chunked.len() - 2)
+    }
+}
+
 /// An event on its way to clients.
 #[derive(Debug)]
 pub struct Frame {
@@ -38,10 +80,10 @@ pub struct Frame {
     bridge: OnceLock<Option<bridge::Message>>,
     done: OnceLock<bridge::Message>,
     /// Node records for a client without any open text (the common case, and every replay).
-    sse: OnceLock<Option<Bytes>>,
-    ndjson: OnceLock<Option<Bytes>>,
+    sse: OnceLock<Option<HttpChunk>>,
+    ndjson: OnceLock<Option<HttpChunk>>,
     /// The last one made for another `text`: clients at the live edge share it.
-    shared: Mutex<Option<(Nodes, u32, Option<Bytes>)>>,
+    shared: Mutex<Option<(Nodes, u32, Option<HttpChunk>)>>,
     text_chars: OnceLock<u32>,
 }
 
@@ -93,14 +135,8 @@ impl Frame {
     }
 
     /// The node record for a client that has `text` characters of the open text.
-    pub fn nodes(&self, encoding: Nodes, text: u32) -> Option<Bytes> {
-        let make = || {
-            let record = nodes::encode::record(&self.event, text)?;
-            Some(Bytes::from(match encoding {
-                Nodes::Sse => record.sse(),
-                Nodes::Ndjson => record.ndjson(),
-            }))
-        };
+    pub fn nodes(&self, encoding: Nodes, text: u32) -> Option<HttpChunk> {
+        let make = || nodes::encode::record(&self.event, text).map(|record| encoding.chunk(&record));
         if text == 0 {
             let cell = match encoding {
                 Nodes::Sse => &self.sse,

@@ -1,36 +1,53 @@
-//! Accepting connections: our own loop, so that there is a limit, a time-out for request heads, and an orderly end.
+//! Accepting connections: our own loop, so that there is a limit, a time-out for request heads, an orderly end, and a
+//! way for streams to have their socket for themselves.
 
-use std::{io, pin::Pin, sync::Arc, task, time::Duration};
+use std::{future::poll_fn, io, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use axum::{Router, extract::Request};
-use hyper::body::Incoming;
+use bytes::BytesMut;
+use hyper::{
+    Version,
+    body::Incoming,
+    server::conn::{http1, http2},
+};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::{conn::auto, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
 use runcast_config::Settings;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
-    time::{Instant, Sleep},
+    sync::{Semaphore, watch},
+    time::timeout,
 };
 use tower::ServiceExt as _;
 
+use super::{handover::Handover, raw::RawSocket};
 use crate::ops::metrics;
 
 /// Between two accepts when the process has no file left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// What a connection over the limit is told.
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+/// With what a client begins that speaks HTTP/2 without having asked.
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Serves until `stop` is true; then waits for the streams to end, at most `server.shutdown_ms`.
+/// What every connection needs.
+struct Front {
+    routes: Router,
+    http1: http1::Builder,
+    http2: http2::Builder<TokioExecutor>,
+    header_timeout: Duration,
+    stop: watch::Receiver<bool>,
+}
+
+/// Serves until `stop` is true; then waits for the connections to end, at most `server.shutdown_ms`.
 pub async fn serve(listener: TcpListener, routes: Router, settings: Arc<Settings>, mut stop: watch::Receiver<bool>) {
     let server = &settings.server;
-    let builder = builder(&settings);
-    let places = Arc::new(Semaphore::new(server.connections_max));
-    let graceful = GracefulShutdown::new();
+    let front = Arc::new(Front::new(routes, &settings, stop.clone()));
+    let places_max = server.connections_max.min(Semaphore::MAX_PERMITS).min(u32::MAX as usize);
+    let places = Arc::new(Semaphore::new(places_max));
     let stall = Duration::from_millis(settings.stream.write_stall_ms);
     loop {
         let accepted = tokio::select! {
@@ -51,104 +68,127 @@ pub async fn serve(listener: TcpListener, routes: Router, settings: Arc<Settings
             continue;
         };
         let _ = stream.set_nodelay(true);
-        let routes = routes.clone();
-        let service = TowerToHyperService::new(tower::service_fn(move |request: hyper::Request<Incoming>| {
-            routes.clone().oneshot(request.map(axum::body::Body::new) as Request)
-        }));
-        // A peer that comes back in time is told why it is dropped; one that does not is cut here.
-        let io = TokioIo::new(Unstuck { stream, stall: stall * 2, deadline: None, _place: place });
-        let connection = graceful.watch(builder.serve_connection_with_upgrades(io, service).into_owned());
-        tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(error = %error, "a connection ended with an error");
-            }
-        });
+        let front = front.clone();
+        tokio::spawn(async move { front.connection(RawSocket::new(stream, place, stall)).await });
     }
     drop(listener);
-    let limit = Duration::from_millis(server.shutdown_ms);
-    if tokio::time::timeout(limit, graceful.shutdown()).await.is_err() {
+    // Each connection has given back its place when it has ended.
+    let all = places.acquire_many(places_max as u32);
+    if timeout(Duration::from_millis(server.shutdown_ms), all).await.is_err() {
         tracing::warn!("some connections did not end in time and were cut");
     }
 }
 
-fn builder(settings: &Settings) -> auto::Builder<TokioExecutor> {
-    let server = &settings.server;
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(Duration::from_millis(server.header_timeout_ms))
-        // hyper wants at least 8 KiB.
-        .max_buf_size(server.header_bytes_max.max(8192));
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_header_list_size(server.header_bytes_max as u32)
-        // A peer that is gone, or never says what it wants, is noticed by its silence.
-        .keep_alive_interval(Duration::from_millis(server.header_timeout_ms))
-        .keep_alive_timeout(Duration::from_millis(server.header_timeout_ms));
-    builder
-}
-
 async fn refuse(mut stream: TcpStream) {
-    let _ = tokio::time::timeout(Duration::from_secs(1), stream.write_all(FULL)).await;
+    let _ = timeout(Duration::from_secs(1), stream.write_all(FULL)).await;
 }
 
-/// A socket whose writes fail when the peer takes nothing for `stall`.
-struct Unstuck {
-    stream: TcpStream,
-    stall: Duration,
-    deadline: Option<Pin<Box<Sleep>>>,
-    /// Held as long as the socket lives, also when it has left the HTTP server for a WebSocket.
-    _place: OwnedSemaphorePermit,
-}
+impl Front {
+    fn new(routes: Router, settings: &Settings, stop: watch::Receiver<bool>) -> Self {
+        let server = &settings.server;
+        let header_timeout = Duration::from_millis(server.header_timeout_ms);
+        let mut http1 = http1::Builder::new();
+        // hyper wants at least 8 KiB.
+        http1.timer(TokioTimer::new()).header_read_timeout(header_timeout).max_buf_size(server.header_bytes_max.max(8192));
+        let mut http2 = http2::Builder::new(TokioExecutor::new());
+        http2
+            .timer(TokioTimer::new())
+            .max_header_list_size(server.header_bytes_max as u32)
+            // A peer that is gone, or never says what it wants, is noticed by its silence.
+            .keep_alive_interval(header_timeout)
+            .keep_alive_timeout(header_timeout);
+        Self { routes, http1, http2, header_timeout, stop }
+    }
 
-impl Unstuck {
-    /// Looks at the clock when a write is pending; forgets it when one succeeds.
-    fn timed(&mut self, context: &mut task::Context<'_>, polled: task::Poll<io::Result<usize>>) -> task::Poll<io::Result<usize>> {
-        if polled.is_ready() {
-            self.deadline = None;
-            return polled;
+    async fn connection(self: Arc<Self>, mut socket: RawSocket) {
+        let mut stop = self.stop.clone();
+        let is_http2 = tokio::select! {
+            first = timeout(self.header_timeout, is_http2(&mut socket)) => first,
+            () = crate::stopped(&mut stop) => return,
+        };
+        let result = match is_http2 {
+            Ok(Ok(true)) => self.http2(socket).await.map_err(|error| error.to_string()),
+            Ok(Ok(false)) => self.http1(socket).await.map_err(|error| error.to_string()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("it said nothing".into()),
+        };
+        if let Err(error) = result {
+            tracing::debug!(error, "a connection ended with an error");
         }
-        let until = Instant::now() + self.stall;
-        let deadline = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
-        match deadline.as_mut().poll(context) {
-            task::Poll::Ready(()) => task::Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer takes no data"))),
-            task::Poll::Pending => task::Poll::Pending,
+    }
+
+    async fn http2(&self, socket: RawSocket) -> hyper::Result<()> {
+        let routes = self.routes.clone();
+        let service = tower::service_fn(move |request: hyper::Request<Incoming>| {
+            routes.clone().oneshot(request.map(axum::body::Body::new) as Request)
+        });
+        let connection = self.http2.serve_connection(TokioIo::new(socket), TowerToHyperService::new(service));
+        tokio::pin!(connection);
+        let mut stop = self.stop.clone();
+        tokio::select! {
+            result = connection.as_mut() => return result,
+            () = crate::stopped(&mut stop) => {}
         }
+        connection.as_mut().graceful_shutdown();
+        connection.await
+    }
+
+    async fn http1(&self, socket: RawSocket) -> hyper::Result<()> {
+        let handover = Handover::default();
+        let (routes, offered) = (self.routes.clone(), handover.clone());
+        let service = tower::service_fn(move |mut request: hyper::Request<Incoming>| {
+            // HTTP/1.0 knows no chunks: a stream's body goes through hyper there.
+            if request.version() == Version::HTTP_11 {
+                request.extensions_mut().insert(offered.clone());
+            }
+            routes.clone().oneshot(request.map(axum::body::Body::new) as Request)
+        });
+        let io = TokioIo::new(socket.watched(handover.clone()));
+        let mut connection = self.http1.serve_connection(io, TowerToHyperService::new(service));
+        let mut stop = self.stop.clone();
+        let mut stopped = std::pin::pin!(crate::stopped(&mut stop));
+        let mut is_stopping = false;
+        let next = poll_fn(|context| {
+            if !is_stopping && stopped.as_mut().poll(context).is_ready() {
+                is_stopping = true;
+                Pin::new(&mut connection).graceful_shutdown();
+            }
+            match connection.poll_without_shutdown(context) {
+                Poll::Ready(result) => Poll::Ready(result.map(|()| handover.take(true))),
+                Poll::Pending => match handover.take(false) {
+                    Some(next) => Poll::Ready(Ok(Some(next))),
+                    None => Poll::Pending,
+                },
+            }
+        })
+        .await?;
+        let parts = connection.into_parts();
+        let mut socket = parts.io.into_inner();
+        socket.unread(parts.read_buf);
+        match next {
+            // A task of its own: this one is as large as hyper's connection.
+            Some(next) => drop(tokio::spawn(next(socket))),
+            None => drop(socket.shutdown().await),
+        }
+        Ok(())
     }
 }
 
-impl AsyncRead for Unstuck {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut task::Context<'_>, buf: &mut ReadBuf<'_>) -> task::Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buf)
-    }
-}
-
-impl AsyncWrite for Unstuck {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut task::Context<'_>, bytes: &[u8]) -> task::Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.timed(context, polled)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut task::Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> task::Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.timed(context, polled)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> task::Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> task::Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
+/// Whether the client begins with HTTP/2's preface. What is read for it is put back.
+async fn is_http2(socket: &mut RawSocket) -> io::Result<bool> {
+    let mut first = BytesMut::with_capacity(HTTP2_PREFACE.len());
+    let is_http2 = loop {
+        let length = first.len().min(HTTP2_PREFACE.len());
+        if first[..length] != HTTP2_PREFACE[..length] {
+            break false;
+        }
+        if length == HTTP2_PREFACE.len() {
+            break true;
+        }
+        if socket.read_buf(&mut first).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    };
+    socket.unread(first.freeze());
+    Ok(is_http2)
 }

@@ -1,9 +1,9 @@
 //! Node events over server-sent events and NDJSON (contracts/sse-node-events.md).
 
-use std::convert::Infallible;
+use std::{collections::VecDeque, convert::Infallible};
 
 use axum::{
-    Router,
+    Extension, Router,
     body::Body,
     extract::State,
     http::{HeaderMap, HeaderValue, StatusCode, header},
@@ -15,7 +15,7 @@ use futures_util::stream;
 use rand::Rng as _;
 use runcast_translators::{
     event::{Body as EventBody, RunId, rfc3339},
-    frame::Nodes,
+    frame::{HttpChunk, Nodes},
     goodbye::Goodbye,
     json::push_string,
     nodes::{
@@ -29,11 +29,13 @@ use serde::Deserialize;
 
 use super::{
     Gateway,
+    handover::Handover,
+    raw::{RawSocket, Unwritten},
     watch::{Happening, Start, Watch},
 };
 use crate::{
     answer::{self, Asked, RunPath},
-    fanout::Item,
+    fanout::{Encoding, Item},
     ops::metrics::{self, Protocol},
 };
 
@@ -56,6 +58,7 @@ async fn events(
     State(gateway): State<Gateway>,
     RunPath(run): RunPath,
     Asked(query): Asked<EventsQuery>,
+    handover: Option<Extension<Handover>>,
     headers: HeaderMap,
 ) -> Response {
     let Some(encoding) = encoding(&headers) else {
@@ -102,7 +105,18 @@ async fn events(
         watch.reader.move_to(Position::at(info.head - 1));
     }
     let first = opening(encoding, start, begun, watch.reader.position(), gateway.settings().stream.retry_ms);
-    stream_response(encoding, Stream { watch, encoding, run, first: Some(first), items: Vec::new() })
+    let stream = Stream { watch, encoding, items: Vec::new() };
+    let first = (!first.is_empty()).then(|| HttpChunk::new(&first));
+    match handover {
+        Some(Extension(handover)) => {
+            let body = handover.body(move |socket| stream.write_to(socket, first));
+            let mut response = with_headers(encoding, body);
+            // The socket is the stream's now.
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            response
+        }
+        None => with_headers(encoding, stream.into_body(first)),
+    }
 }
 
 /// Whether the client takes SSE or NDJSON; `None` for neither.
@@ -134,7 +148,7 @@ fn opening(encoding: Nodes, asked: Position, start: Start, in_force: Position, r
         Start::Gone { .. } => gap("the events after your cursor are not kept any more", in_force.0 + 1, None),
         Start::Beyond { .. } => gap("your cursor lies beyond the end", in_force.0, Some(in_force.0)),
     };
-    push(&mut out, encoding, &gap);
+    out.extend(encoding.bytes(&gap));
     if encoding == Nodes::Sse {
         push_record(&mut out, Some(in_force.0), None, None);
     }
@@ -146,35 +160,31 @@ fn gap(message: &str, earliest: u64, latest: Option<u64>) -> Record {
     error_record("stream_gap", message, format!("{{\"earliest_sequence\":{earliest}{latest}}}").as_bytes())
 }
 
-fn push(out: &mut Vec<u8>, encoding: Nodes, record: &Record) {
-    out.extend(match encoding {
-        Nodes::Sse => record.sse(),
-        Nodes::Ndjson => record.ndjson(),
-    });
-}
-
 /// Spread by half, so that clients that were cut together do not return together.
 fn spread(retry_ms: u64) -> u64 {
     let half = retry_ms / 2;
     retry_ms - half + rand::rng().random_range(0..=half * 2)
 }
 
+/// A client's stream, begun.
 struct Stream {
     watch: Watch,
     encoding: Nodes,
-    run: RunId,
-    first: Option<Vec<u8>>,
     items: Vec<Item>,
 }
 
-fn stream_response(encoding: Nodes, state: Stream) -> Response {
-    let body = stream::unfold(Some(state), |state| async move {
-        let mut state = state?;
-        let (bytes, more) = state.next().await;
-        (!bytes.is_empty()).then(|| (Ok::<_, Infallible>(bytes), more.then_some(state)))
-    });
-    with_headers(encoding, Body::from_stream(body))
-}
+static SSE: Encoding = Encoding {
+    protocol: Protocol::Sse,
+    text: true,
+    encode: |run, item| encode(Nodes::Sse, run, item).map(|chunk| chunk.chunked().clone()),
+};
+static NDJSON: Encoding = Encoding {
+    protocol: Protocol::Ndjson,
+    text: true,
+    encode: |run, item| encode(Nodes::Ndjson, run, item).map(|chunk| chunk.chunked().clone()),
+};
+/// What ends a body in HTTP/1.1's chunked coding.
+const LAST_CHUNK: Bytes = Bytes::from_static(b"0\r\n\r\n");
 
 fn with_headers(encoding: Nodes, body: Body) -> Response {
     let kind = match encoding {
@@ -190,17 +200,27 @@ fn with_headers(encoding: Nodes, body: Body) -> Response {
 }
 
 impl Stream {
+    /// Through hyper: HTTP/2, and HTTP/1.0.
+    fn into_body(self, first: Option<HttpChunk>) -> Body {
+        let body = stream::unfold(Some((self, first)), |state| async move {
+            let (mut stream, first) = state?;
+            let (bytes, more) = stream.next(first).await;
+            (!bytes.is_empty()).then(|| (Ok::<_, Infallible>(bytes), more.then_some((stream, None))))
+        });
+        Body::from_stream(body)
+    }
+
     /// The next bytes, and whether more may follow.
-    async fn next(&mut self) -> (Bytes, bool) {
-        if let Some(first) = self.first.take().filter(|first| !first.is_empty()) {
-            self.watch.connection.sent(0, first.len());
-            return (first.into(), true);
+    async fn next(&mut self, first: Option<HttpChunk>) -> (Bytes, bool) {
+        if let Some(first) = first {
+            self.watch.connection.sent(0, first.payload().len());
+            return (first.payload(), true);
         }
         loop {
             self.items.clear();
             match self.watch.next(&mut self.items).await {
                 Happening::Items => {
-                    let pieces: Vec<Bytes> = self.items.iter().filter_map(|item| self.encode(item)).collect();
+                    let pieces: Vec<Bytes> = self.encode_items().map(|chunk| chunk.payload()).collect();
                     if pieces.is_empty() {
                         continue;
                     }
@@ -209,42 +229,102 @@ impl Stream {
                     return (bytes, true);
                 }
                 Happening::Silence => {
-                    let bytes = match self.encoding {
-                        Nodes::Sse => Bytes::from_static(b": keepalive\n\n"),
-                        Nodes::Ndjson => Bytes::from_static(b"{\"type\":\"keepalive\"}\n"),
-                    };
+                    let bytes = keepalive(self.encoding).payload();
                     self.watch.handed_over(0, bytes.len());
                     return (bytes, true);
                 }
-                Happening::Over(Goodbye::Settled | Goodbye::ClientLeft) => return (Bytes::new(), false),
                 Happening::Over(goodbye) => {
-                    let mut out = Vec::new();
-                    push(&mut out, self.encoding, &goodbye_record(goodbye));
-                    return (out.into(), false);
+                    return (farewell_chunk(self.encoding, goodbye).map(|chunk| chunk.payload()).unwrap_or_default(), false);
                 }
             }
         }
     }
 
-    fn encode(&self, item: &Item) -> Option<Bytes> {
-        match item {
-            Item::Event { frame, text } => {
-                let bytes = frame.nodes(self.encoding, *text);
-                if *text > 0 && bytes.is_none() && *text > frame.text_chars() && frame.event.fact.body.closes_text() {
-                    metrics::text_cursor_beyond();
-                }
-                bytes
-            }
-            Item::Text { seq, text } => Some(text.nodes(self.encoding, &self.run, *seq)),
-            Item::Hole { earliest } => {
-                self.watch.connection.gap_sent();
-                let mut out = Vec::new();
-                let earliest = Sequence::of(Position::at(*earliest)).0;
-                push(&mut out, self.encoding, &gap("events before this are not kept any more", earliest, None));
-                Some(out.into())
-            }
+    /// On the socket itself.
+    async fn write_to(mut self, socket: RawSocket, first: Option<HttpChunk>) {
+        let first = first.map(|first| first.chunked().clone());
+        let (goodbye, rest) = match self.stream(&socket, first).await {
+            Ok(goodbye) => (goodbye, None),
+            Err(Unwritten::Gone) => (Goodbye::ClientLeft, None),
+            Err(Unwritten::Stalled(rest)) => (Goodbye::SlowReader, rest),
+        };
+        self.watch.end(goodbye);
+        let farewell = farewell_chunk(self.encoding, goodbye).map(|chunk| chunk.chunked().clone());
+        let mut pieces: VecDeque<Bytes> = rest.into_iter().chain(farewell).chain([LAST_CHUNK]).collect();
+        if goodbye != Goodbye::ClientLeft && socket.write(&mut pieces).await.is_ok() {
+            socket.close().await;
         }
     }
+
+    async fn stream(&mut self, socket: &RawSocket, first: Option<Bytes>) -> Result<Goodbye, Unwritten> {
+        let sink = socket.sink();
+        let encoding = match self.encoding {
+            Nodes::Sse => &SSE,
+            Nodes::Ndjson => &NDJSON,
+        };
+        let (mut pieces, mut records) = (first.into_iter().collect::<VecDeque<Bytes>>(), 0);
+        loop {
+            let bytes = pieces.iter().map(Bytes::len).sum();
+            socket.write(&mut pieces).await?;
+            self.watch.connection.sent(records, bytes);
+            self.items.clear();
+            let happening = tokio::select! {
+                biased;
+                happening = self.watch.next_at_edge(&mut self.items, &sink, encoding) => happening,
+                () = socket.gone() => return Ok(Goodbye::ClientLeft),
+            };
+            pieces.extend(self.watch.reader.take_rest());
+            let before = pieces.len();
+            match happening {
+                Happening::Items => pieces.extend(self.encode_items().map(|chunk| chunk.chunked().clone())),
+                Happening::Silence => pieces.push_back(keepalive(self.encoding).chunked().clone()),
+                Happening::Over(goodbye) => {
+                    socket.write(&mut pieces).await?;
+                    return Ok(goodbye);
+                }
+            }
+            records = pieces.len() - before;
+        }
+    }
+
+    fn encode_items(&self) -> impl Iterator<Item = HttpChunk> {
+        self.items.iter().filter_map(|item| {
+            if let Item::Hole { .. } = item {
+                self.watch.connection.gap_sent();
+            }
+            encode(self.encoding, self.watch.reader.run(), item)
+        })
+    }
+}
+
+fn encode(encoding: Nodes, run: &RunId, item: &Item) -> Option<HttpChunk> {
+    match item {
+        Item::Event { frame, text } => {
+            let chunk = frame.nodes(encoding, *text);
+            if *text > 0 && chunk.is_none() && *text > frame.text_chars() && frame.event.fact.body.closes_text() {
+                metrics::text_cursor_beyond();
+            }
+            chunk
+        }
+        Item::Text { seq, text } => Some(text.nodes(encoding, run, *seq)),
+        Item::Hole { earliest } => {
+            let earliest = Sequence::of(Position::at(*earliest)).0;
+            Some(encoding.chunk(&gap("events before this are not kept any more", earliest, None)))
+        }
+    }
+}
+
+fn keepalive(encoding: Nodes) -> HttpChunk {
+    HttpChunk::new(match encoding {
+        Nodes::Sse => b": keepalive\n\n",
+        Nodes::Ndjson => b"{\"type\":\"keepalive\"}\n",
+    })
+}
+
+/// The last words, where there are any.
+fn farewell_chunk(encoding: Nodes, goodbye: Goodbye) -> Option<HttpChunk> {
+    let says = !matches!(goodbye, Goodbye::Settled | Goodbye::ClientLeft);
+    says.then(|| encoding.chunk(&goodbye_record(goodbye)))
 }
 
 fn goodbye_record(goodbye: Goodbye) -> Record {
@@ -259,7 +339,7 @@ fn farewell(encoding: Nodes, protocol: Protocol, goodbye: Goodbye, retry_ms: u64
     if encoding == Nodes::Sse {
         out.extend_from_slice(format!("retry: {}\n\n", spread(retry_ms)).as_bytes());
     }
-    push(&mut out, encoding, &goodbye_record(goodbye));
+    out.extend(encoding.bytes(&goodbye_record(goodbye)));
     with_headers(encoding, out.into())
 }
 

@@ -1,6 +1,6 @@
 //! What watching a run is in every protocol: items as they come, a sign of life in silence, and one reason to end.
 
-use std::{pin::Pin, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use rand::Rng as _;
 use runcast_translators::{
@@ -14,7 +14,8 @@ use tokio::{
 };
 
 use crate::{
-    fanout::{Item, Reader},
+    fanout::{Encoding, Item, Reader, Sink},
+    log::ReadError,
     ops::metrics::{Connection, Protocol, ResumedFrom},
 };
 
@@ -153,12 +154,22 @@ impl Watch {
 
     /// Waits for what happens next. `items` is empty unless it says so. Nothing is lost when the wait is given up.
     pub async fn next(&mut self, items: &mut Vec<Item>) -> Happening {
-        if self.over {
-            return Happening::Over(Goodbye::Settled);
-        }
         // Being asked for more means that the peer's side took the last piece: how long did that take?
         if self.last.take().is_some_and(|last| last.elapsed() > self.stall) {
             return self.end(Goodbye::SlowReader);
+        }
+        self.happens(items, None).await
+    }
+
+    /// As [`Self::next`] for a client whose socket is ours: while it waits it stands at the edge (see
+    /// [`Reader::next_at_edge`]). Before anything is written to it, [`Reader::take_rest`] is.
+    pub async fn next_at_edge(&mut self, items: &mut Vec<Item>, sink: &Arc<dyn Sink>, encoding: &'static Encoding) -> Happening {
+        self.happens(items, Some((sink, encoding))).await
+    }
+
+    async fn happens(&mut self, items: &mut Vec<Item>, edge: Option<(&Arc<dyn Sink>, &'static Encoding)>) -> Happening {
+        if self.over {
+            return Happening::Over(Goodbye::Settled);
         }
         loop {
             let leave_at = self.leave_at;
@@ -172,7 +183,7 @@ impl Watch {
                     let spread = self.drain.spread.as_millis() as u64;
                     self.leave_at = Some(Instant::now() + Duration::from_millis(rand::rng().random_range(0..=spread)));
                 }
-                result = self.reader.next(items, self.bytes_max) => return match result {
+                result = read(&mut self.reader, items, self.bytes_max, edge) => return match result {
                     Ok(true) => {
                         self.active = Instant::now();
                         Happening::Items
@@ -185,6 +196,7 @@ impl Watch {
                 },
                 () = &mut self.alarm => {
                     let now = Instant::now();
+                    self.active = self.active.max(self.reader.written().map_or(self.active, Instant::from_std));
                     let is_silent = now >= self.active + self.silence;
                     if is_silent {
                         self.active = now;
@@ -208,6 +220,18 @@ impl Watch {
         self.over = true;
         self.connection.goodbye(goodbye);
         Happening::Over(goodbye)
+    }
+}
+
+async fn read(
+    reader: &mut Reader,
+    items: &mut Vec<Item>,
+    bytes_max: usize,
+    edge: Option<(&Arc<dyn Sink>, &'static Encoding)>,
+) -> Result<bool, ReadError> {
+    match edge {
+        Some((sink, encoding)) => reader.next_at_edge(items, bytes_max, sink, encoding).await,
+        None => reader.next(items, bytes_max).await,
     }
 }
 

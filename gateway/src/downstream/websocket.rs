@@ -1,16 +1,15 @@
 //! A run's steps over WebSocket (contracts/ws-run-stream.md).
 
-use std::{collections::VecDeque, io::IoSlice, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
 use axum::{
-    extract::{Request, State},
+    Extension,
+    extract::State,
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse as _, Response},
 };
-use bytes::{Buf as _, Bytes};
-use futures_util::StreamExt as _;
-use hyper::upgrade::Upgraded;
-use hyper_util::rt::TokioIo;
+use bytes::Bytes;
+use futures_util::{SinkExt as _, StreamExt as _};
 use runcast_translators::{
     event::{RunId, RunInfo, rfc3339},
     frame::websocket_text,
@@ -27,12 +26,14 @@ use tokio_tungstenite::{
 
 use super::{
     Gateway,
+    handover::Handover,
+    raw::{CLOSE_WAIT, RawSocket, Unwritten},
     rest::{Found, GAP_REASON, Place},
     watch::{Happening, Watch},
 };
 use crate::{
     answer::{self, Asked, RunPath},
-    fanout::Item,
+    fanout::{Encoding, Item},
     ops::metrics::{self, Protocol},
 };
 
@@ -48,9 +49,10 @@ pub(super) async fn stream(
     State(gateway): State<Gateway>,
     RunPath(run): RunPath,
     Asked(query): Asked<StreamQuery>,
-    mut request: Request,
+    handover: Option<Extension<Handover>>,
+    headers: HeaderMap,
 ) -> Response {
-    let Some(key) = upgrade_key(request.headers()) else {
+    let (Some(key), Some(Extension(handover))) = (upgrade_key(&headers), handover) else {
         metrics::refused(Protocol::WebSocket, "no_upgrade");
         let mut response = answer::error(
             StatusCode::UPGRADE_REQUIRED,
@@ -65,18 +67,11 @@ pub(super) async fn stream(
         Err(error) => return refuse("invalid_cursor", &error.to_string()),
     };
     // Browsers cannot read the status of a refused upgrade: it is accepted and closed with the code.
-    let admitted = gateway.gate().admits(request.headers());
-    let upgrade = hyper::upgrade::on(&mut request);
-    tokio::spawn(async move {
-        let upgraded = match upgrade.await {
-            Ok(upgraded) => upgraded,
-            Err(error) => return tracing::debug!(%error, "a WebSocket upgrade failed"),
-        };
-        let options = Options {
-            deltas: query.deltas.as_deref() == Some("1"),
-            waits_for_message: query.resume.as_deref() == Some("message"),
-        };
-        Socket::new(upgraded, &gateway).await.serve(&gateway, admitted, run, place, options).await;
+    let admitted = gateway.gate().admits(&headers);
+    let options =
+        Options { deltas: query.deltas.as_deref() == Some("1"), waits_for_message: query.resume.as_deref() == Some("message") };
+    handover.after_switch(move |raw| async move {
+        Socket::new(raw, &gateway).await.serve(&gateway, admitted, run, place, options).await;
     });
     let headers = [
         (header::CONNECTION, HeaderValue::from_static("Upgrade")),
@@ -112,22 +107,24 @@ struct Options {
 /// One client's socket. Frames are written past the WebSocket library, already framed and shared; the library reads, and
 /// answers pings.
 struct Socket {
-    socket: WebSocketStream<TokioIo<Upgraded>>,
+    socket: WebSocketStream<RawSocket>,
     stall: Duration,
 }
 
-/// Why a write did not succeed.
-enum Unwritten {
-    Gone,
-    /// The peer took nothing for the configured time; what is left of the frame that was begun.
-    Stalled(Option<Bytes>),
+static STEPS: Encoding = Encoding { protocol: Protocol::WebSocket, text: false, encode };
+static STEPS_WITH_DELTAS: Encoding = Encoding { protocol: Protocol::WebSocket, text: true, encode };
+
+fn encode(_: &RunId, item: &Item) -> Option<Bytes> {
+    match item {
+        Item::Event { frame, .. } => frame.websocket(),
+        Item::Text { text, .. } => Some(text.websocket()),
+        // Only the client's own task knows the cursor that goes with it.
+        Item::Hole { .. } => None,
+    }
 }
 
-/// So many frames go into one write at most.
-const SLICES_MAX: usize = 64;
-
 impl Socket {
-    async fn new(upgraded: Upgraded, gateway: &Gateway) -> Self {
+    async fn new(raw: RawSocket, gateway: &Gateway) -> Self {
         let stream = &gateway.settings().stream;
         let config = WebSocketConfig::default()
             .read_buffer_size(4096)
@@ -135,7 +132,7 @@ impl Socket {
             .max_write_buffer_size(64 * 1024)
             .max_message_size(Some(stream.client_message_bytes_max))
             .max_frame_size(Some(stream.client_message_bytes_max));
-        let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(config)).await;
+        let socket = WebSocketStream::from_raw_socket(raw, Role::Server, Some(config)).await;
         Self { socket, stall: Duration::from_millis(stream.write_stall_ms) }
     }
 
@@ -173,7 +170,9 @@ impl Socket {
         if found.is_elsewhere {
             watch.begin_elsewhere();
         }
-        Ok(Session { gateway: gateway.clone(), watch, info: RunInfo::clone(&info), place, found, items: VecDeque::new() })
+        let encoding = if deltas { &STEPS_WITH_DELTAS } else { &STEPS };
+        let info = RunInfo::clone(&info);
+        Ok(Session { gateway: gateway.clone(), watch, encoding, info, place, found, items: VecDeque::new() })
     }
 
     /// With `?resume=message` the client may say first where to begin.
@@ -211,34 +210,12 @@ impl Socket {
 
     /// Writes whole frames. Nothing of the library's own may stand half-written before them.
     async fn write(&mut self, frames: &mut VecDeque<Bytes>) -> Result<(), Unwritten> {
-        use futures_util::SinkExt as _;
         match timeout(self.stall, self.socket.flush()).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return Err(Unwritten::Gone),
             Err(_) => return Err(Unwritten::Stalled(None)),
         }
-        let io = self.socket.get_mut();
-        let mut is_begun = false;
-        while !frames.is_empty() {
-            let slices: Vec<IoSlice<'_>> = frames.iter().take(SLICES_MAX).map(|frame| IoSlice::new(frame)).collect();
-            let mut written = match timeout(self.stall, io.write_vectored(&slices)).await {
-                Ok(Ok(0) | Err(_)) => return Err(Unwritten::Gone),
-                Ok(Ok(written)) => written,
-                Err(_) => return Err(Unwritten::Stalled(frames.pop_front().filter(|_| is_begun))),
-            };
-            while let Some(front) = frames.front_mut() {
-                if written < front.len() {
-                    front.advance(written);
-                    is_begun = written > 0 || is_begun;
-                    break;
-                }
-                written -= front.len();
-                frames.pop_front();
-                is_begun = false;
-            }
-        }
-        let _ = io.flush().await;
-        Ok(())
+        self.socket.get_ref().write(frames).await
     }
 
     /// Says goodbye in the protocol's own way. `rest`: what must be written before, to end a frame that was begun.
@@ -255,17 +232,15 @@ impl Socket {
                 let _ = timeout(CLOSE_WAIT, answer).await;
             }
         }
-        let _ = timeout(CLOSE_WAIT, self.socket.get_mut().shutdown()).await;
+        let _ = self.socket.get_mut().shutdown().await;
     }
 }
-
-/// How long a peer may take to answer a close.
-const CLOSE_WAIT: Duration = Duration::from_secs(2);
 
 /// One stream, begun.
 struct Session {
     gateway: Gateway,
     watch: Watch,
+    encoding: &'static Encoding,
     info: RunInfo,
     place: Place,
     found: Found,
@@ -339,31 +314,39 @@ impl Session {
     async fn stream(&mut self, socket: &mut Socket) -> Result<Goodbye, Unwritten> {
         let mut is_news = self.place == Place::Start || self.info.ended_at.is_none();
         let mut read: Vec<Item> = Vec::new();
+        let sink = socket.socket.get_ref().sink();
         loop {
             if self.items.is_empty() {
-                tokio::select! {
-                    happening = self.watch.next(&mut read) => match happening {
-                        Happening::Items => self.items.extend(read.drain(..)),
-                        Happening::Silence => {
-                            self.heartbeat(socket).await?;
-                            continue;
+                let before = self.watch.reader.written();
+                // At the edge others write to this socket: the library's own answers wait.
+                socket.socket.get_mut().mute(true);
+                let heard = tokio::select! {
+                    happening = self.watch.next_at_edge(&mut read, &sink, self.encoding) => Heard::Watch(happening),
+                    message = socket.socket.next() => Heard::Client(message),
+                };
+                socket.socket.get_mut().mute(false);
+                self.items.extend(read.drain(..));
+                if let Some(rest) = self.watch.reader.take_rest() {
+                    self.watch.connection.sent(0, rest.len());
+                    socket.socket.get_ref().write(&mut VecDeque::from([rest])).await?;
+                }
+                is_news |= self.watch.reader.written() != before;
+                match heard {
+                    Heard::Watch(Happening::Items) => {}
+                    Heard::Watch(Happening::Silence) => {
+                        self.heartbeat(socket).await?;
+                        continue;
+                    }
+                    Heard::Watch(Happening::Over(goodbye)) => {
+                        if goodbye == Goodbye::Settled && is_news {
+                            self.last_run_frame(socket).await?;
                         }
-                        Happening::Over(Goodbye::Settled) => {
-                            if is_news {
-                                self.last_run_frame(socket).await?;
-                            }
-                            return Ok(Goodbye::Settled);
-                        }
-                        Happening::Over(goodbye) => return Ok(goodbye),
-                    },
-                    message = socket.socket.next() => match message {
-                        Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => continue,
-                        // Nothing that a client may say changes a stream that has begun.
-                        Some(Ok(Message::Text(text))) if serde_json::from_str::<serde_json::Map<_, _>>(&text).is_ok() => continue,
-                        Some(Ok(Message::Close(_)) | Err(tungstenite::Error::ConnectionClosed | tungstenite::Error::Io(_))) | None => {
-                            return Ok(Goodbye::ClientLeft);
-                        }
-                        Some(Ok(Message::Text(_) | Message::Binary(_)) | Err(_)) => return Ok(Goodbye::BadMessage),
+                        return Ok(goodbye);
+                    }
+                    Heard::Client(message) => match heard_of(message) {
+                        // With what the library has to say to it.
+                        None => socket.write(&mut VecDeque::new()).await?,
+                        Some(goodbye) => return Ok(goodbye),
                     },
                 }
             }
@@ -374,14 +357,11 @@ impl Session {
     }
 
     fn encode(&self, item: &Item) -> Option<Bytes> {
-        match item {
-            Item::Event { frame, .. } => frame.websocket(),
-            Item::Text { text, .. } => Some(text.websocket()),
-            Item::Hole { .. } => {
-                self.watch.connection.gap_sent();
-                Some(websocket_text(&encode::gap(None, self.info.last_step_index, GAP_REASON, Some(&self.cursor()))))
-            }
+        if let Item::Hole { .. } = item {
+            self.watch.connection.gap_sent();
+            return Some(websocket_text(&encode::gap(None, self.info.last_step_index, GAP_REASON, Some(&self.cursor()))));
         }
+        encode(self.watch.reader.run(), item)
     }
 
     async fn send(&mut self, socket: &mut Socket, mut frames: VecDeque<Bytes>) -> Result<(), Unwritten> {
@@ -408,5 +388,23 @@ impl Session {
         }
         let frame = websocket_text(&encode::run_frame(&self.info, &self.cursor()));
         self.send(socket, VecDeque::from([frame])).await
+    }
+}
+
+enum Heard {
+    Watch(Happening),
+    Client(Option<tungstenite::Result<Message>>),
+}
+
+/// Why what a client said ends its stream, if it does.
+fn heard_of(message: Option<tungstenite::Result<Message>>) -> Option<Goodbye> {
+    match message {
+        Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => None,
+        // Nothing that a client may say changes a stream that has begun.
+        Some(Ok(Message::Text(text))) if serde_json::from_str::<serde_json::Map<_, _>>(&text).is_ok() => None,
+        Some(Ok(Message::Close(_)) | Err(tungstenite::Error::ConnectionClosed | tungstenite::Error::Io(_))) | None => {
+            Some(Goodbye::ClientLeft)
+        }
+        Some(Ok(Message::Text(_) | Message::Binary(_)) | Err(_)) => Some(Goodbye::BadMessage),
     }
 }

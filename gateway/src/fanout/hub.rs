@@ -17,7 +17,7 @@ use runcast_translators::{
 };
 use tokio::sync::{OnceCell, broadcast::error::RecvError, watch};
 
-use super::{pages::Pages, reader::Reader, ring::Ring};
+use super::{edge::Edge, pages::Pages, reader::Reader, ring::Ring};
 use crate::{
     log::{LiveItem, Log, OpenText, ReadError, ReadLimit, Tail, TailItem},
     ops::metrics,
@@ -35,6 +35,7 @@ struct Shared {
     settings: FanoutSettings,
     record_bytes_max: usize,
     message_bytes_max: usize,
+    write_bytes_max: usize,
     hubs: Mutex<HashMap<RunId, Arc<OnceCell<Arc<Hub>>>>>,
 }
 
@@ -46,6 +47,9 @@ pub struct Hub {
     pub(super) log: Arc<dyn Log>,
     ring: Mutex<Ring>,
     pub(super) pages: Pages,
+    pub(super) edge: Edge,
+    /// About how many bytes go into one write.
+    pub(super) write_bytes_max: usize,
     /// Counts changes; readers wait on it.
     changes: watch::Sender<u64>,
     pub(super) readers: AtomicUsize,
@@ -60,6 +64,7 @@ impl Hubs {
             settings,
             record_bytes_max: stream.record_bytes_max,
             message_bytes_max: stream.message_bytes_max,
+            write_bytes_max: stream.write_bytes_max,
             hubs: Mutex::new(HashMap::new()),
         }))
     }
@@ -126,6 +131,8 @@ impl Hubs {
             log: self.0.log.clone(),
             ring: Mutex::new(Ring::new(from, settings.ring_events_max, settings.ring_bytes_max)),
             pages: Pages::new(settings.pages_max),
+            edge: Edge::default(),
+            write_bytes_max: self.0.write_bytes_max,
             changes: watch::Sender::new(0),
             readers: AtomicUsize::new(0),
             closed: Mutex::new(false),

@@ -3,8 +3,10 @@
 use std::{
     collections::VecDeque,
     sync::{Arc, atomic::Ordering},
+    time::Instant,
 };
 
+use bytes::Bytes;
 use runcast_translators::{
     event::{RunId, Seq},
     frame::{Context, Frame},
@@ -12,7 +14,11 @@ use runcast_translators::{
 };
 use tokio::sync::watch;
 
-use super::{Hub, Text};
+use super::{
+    Hub, Text,
+    edge::{Encoding, Sink, Standing},
+    ring::Ring,
+};
 use crate::log::ReadError;
 
 /// What a client is to be sent next.
@@ -26,24 +32,46 @@ pub enum Item {
     Hole { earliest: Seq },
 }
 
+impl Item {
+    /// The place of a client at `position` that is sent it.
+    pub fn after(&self, position: Position) -> Position {
+        match self {
+            Self::Event { frame, .. } => position.after(frame.event.seq, frame.event.fact.body.closes_text()),
+            Self::Text { seq, text } => Position { seq: *seq, text: text.end() },
+            Self::Hole { earliest } => Position::at(earliest - 1),
+        }
+    }
+}
+
 /// Events that are given at once at most, so that one reader does not hold the ring for long.
 const BATCH_EVENTS_MAX: usize = 256;
 
 /// See the module. It holds no queue: a reader that is not read from costs nothing.
 pub struct Reader {
     hub: Arc<Hub>,
-    position: Position,
+    pub(super) place: Place,
     wants_text: bool,
     /// Events that were read from the log and not given yet.
     page: VecDeque<Arc<Frame>>,
     changes: watch::Receiver<u64>,
 }
 
+/// How far a client is, in what it was sent.
+#[derive(Debug, Default)]
+pub(super) struct Place {
+    pub position: Position,
+    /// The end of the last record before `position`, when its socket took only a part of it.
+    pub rest: Bytes,
+    /// When the edge wrote to it last.
+    pub written: Option<Instant>,
+}
+
 impl Reader {
     pub(super) fn new(hub: Arc<Hub>, position: Position, wants_text: bool) -> Self {
         hub.readers.fetch_add(1, Ordering::AcqRel);
         let changes = hub.changes();
-        Self { hub, position, wants_text, page: VecDeque::new(), changes }
+        let place = Place { position, ..Place::default() };
+        Self { hub, place, wants_text, page: VecDeque::new(), changes }
     }
 
     pub fn run(&self) -> &RunId {
@@ -55,7 +83,7 @@ impl Reader {
     }
 
     pub fn position(&self) -> Position {
-        self.position
+        self.place.position
     }
 
     /// The newest event of the run here.
@@ -64,12 +92,12 @@ impl Reader {
     }
 
     pub fn is_in_ring(&self) -> bool {
-        self.position.seq >= self.hub.ring().floor()
+        self.place.position.seq >= self.hub.ring().floor()
     }
 
     /// Goes on from somewhere else.
     pub fn move_to(&mut self, position: Position) {
-        self.position = position;
+        self.place.position = position;
         self.page.clear();
     }
 
@@ -77,23 +105,71 @@ impl Reader {
     /// client has all of it. Nothing is lost when the wait is given up.
     pub async fn next(&mut self, out: &mut Vec<Item>, bytes_max: usize) -> Result<bool, ReadError> {
         loop {
-            // Whatever changes from here on wakes us.
-            self.changes.borrow_and_update();
-            if self.take_page(out, bytes_max) {
-                return Ok(true);
-            }
-            match self.take_ring(out, bytes_max) {
+            match self.take(out, bytes_max).await? {
                 Taken::Some => return Ok(true),
                 Taken::Over => return Ok(false),
-                Taken::Behind => self.read_log(out).await?,
-                Taken::Nothing => {
+                Taken::Behind | Taken::Nothing => {
                     if self.changes.changed().await.is_err() {
                         return Err(ReadError("the hub is gone".into()));
                     }
                 }
             }
+        }
+    }
+
+    /// As [`Self::next`], but while there is nothing the client stands at the edge: what comes is written to `sink`
+    /// without its task. When it cannot stand there any more this returns: with items, or with none and a
+    /// [`Self::take_rest`] that must be written before anything else.
+    pub async fn next_at_edge(
+        &mut self,
+        out: &mut Vec<Item>,
+        bytes_max: usize,
+        sink: &Arc<dyn Sink>,
+        encoding: &'static Encoding,
+    ) -> Result<bool, ReadError> {
+        loop {
+            match self.take(out, bytes_max).await? {
+                Taken::Some => return Ok(true),
+                Taken::Over => return Ok(false),
+                Taken::Behind | Taken::Nothing => {
+                    Standing::new(self, sink.clone(), encoding).end().await;
+                    if !self.place.rest.is_empty() {
+                        return Ok(true);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What is left of a record that the client's socket took in part at the edge.
+    pub fn take_rest(&mut self) -> Option<Bytes> {
+        Some(std::mem::take(&mut self.place.rest)).filter(|rest| !rest.is_empty())
+    }
+
+    /// When the edge wrote to this client last.
+    pub fn written(&self) -> Option<Instant> {
+        self.place.written
+    }
+
+    pub(super) fn hub(&self) -> &Arc<Hub> {
+        &self.hub
+    }
+
+    /// What there is without waiting for more.
+    async fn take(&mut self, out: &mut Vec<Item>, bytes_max: usize) -> Result<Taken, ReadError> {
+        loop {
+            // Whatever changes from here on wakes us.
+            self.changes.borrow_and_update();
+            if self.take_page(out, bytes_max) {
+                return Ok(Taken::Some);
+            }
+            let taken = take_ring(&self.hub.ring(), &mut self.place.position, self.wants_text, bytes_max, out);
+            if !matches!(taken, Taken::Behind) {
+                return Ok(taken);
+            }
+            self.read_log(out).await?;
             if !out.is_empty() {
-                return Ok(true);
+                return Ok(Taken::Some);
             }
         }
     }
@@ -103,45 +179,14 @@ impl Reader {
         while out.len() < BATCH_EVENTS_MAX && bytes < bytes_max {
             let Some(frame) = self.page.pop_front() else { break };
             bytes += frame.weight();
-            self.give(frame, out);
+            out.push(give(frame, &mut self.place.position, self.wants_text));
         }
         !out.is_empty()
     }
 
-    fn take_ring(&mut self, out: &mut Vec<Item>, bytes_max: usize) -> Taken {
-        let hub = self.hub.clone();
-        let ring = hub.ring();
-        if self.position.seq < ring.floor() {
-            return Taken::Behind;
-        }
-        let mut bytes = 0;
-        for frame in ring.after(self.position.seq) {
-            if out.len() >= BATCH_EVENTS_MAX || bytes >= bytes_max {
-                break;
-            }
-            bytes += frame.weight();
-            self.give(frame.clone(), out);
-        }
-        if self.wants_text && self.position.seq == ring.head() && self.position.text < ring.open_chars() {
-            let mut texts = Vec::new();
-            ring.text_after(self.position.text, &mut texts);
-            for text in texts {
-                self.position.text = text.end();
-                out.push(Item::Text { seq: self.position.seq, text });
-            }
-        }
-        if !out.is_empty() {
-            Taken::Some
-        } else if ring.is_settled() && self.position.seq >= ring.head() {
-            Taken::Over
-        } else {
-            Taken::Nothing
-        }
-    }
-
     async fn read_log(&mut self, out: &mut Vec<Item>) -> Result<(), ReadError> {
         let hub = self.hub.clone();
-        let after = self.position.seq;
+        let after = self.place.position.seq;
         let read = || async {
             let events = hub.log.read(&hub.run, after, hub.page()).await?;
             Ok(events.into_iter().map(|event| hub.frame(event)).collect())
@@ -160,20 +205,53 @@ impl Reader {
             Some(first) => first.event.seq,
             None => floor + 1,
         };
-        self.position = Position::at(earliest - 1);
+        self.place.position = Position::at(earliest - 1);
         out.push(Item::Hole { earliest });
         Ok(())
     }
+}
 
-    fn give(&mut self, frame: Arc<Frame>, out: &mut Vec<Item>) {
-        let body = &frame.event.fact.body;
-        let text = if self.wants_text && !body.voids_text() { self.position.text } else { 0 };
-        self.position = self.position.after(frame.event.seq, body.closes_text());
-        out.push(Item::Event { frame, text });
+/// Takes what a client at `position` is owed of the ring, and moves it on.
+pub(super) fn take_ring(ring: &Ring, position: &mut Position, wants_text: bool, bytes_max: usize, out: &mut Vec<Item>) -> Taken {
+    if position.seq < ring.floor() {
+        return Taken::Behind;
+    }
+    let mut bytes = 0;
+    for frame in ring.after(position.seq) {
+        if out.len() >= BATCH_EVENTS_MAX || bytes >= bytes_max {
+            break;
+        }
+        bytes += frame.weight();
+        out.push(give(frame.clone(), position, wants_text));
+    }
+    if wants_text && position.seq == ring.head() && position.text < ring.open_chars() {
+        let mut texts = Vec::new();
+        ring.text_after(position.text, &mut texts);
+        for text in texts {
+            position.text = text.end();
+            out.push(Item::Text { seq: position.seq, text });
+        }
+    }
+    if !out.is_empty() {
+        Taken::Some
+    } else if ring.is_settled() && position.seq >= ring.head() {
+        Taken::Over
+    } else {
+        Taken::Nothing
     }
 }
 
-enum Taken {
+fn give(frame: Arc<Frame>, position: &mut Position, wants_text: bool) -> Item {
+    let body = &frame.event.fact.body;
+    let text = if wants_text && !body.voids_text() { position.text } else { 0 };
+    let item = Item::Event { frame, text };
+    *position = item.after(*position);
+    item
+}
+
+/// How a look into the ring ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
     Some,
     Nothing,
     Over,

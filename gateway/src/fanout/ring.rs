@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use runcast_translators::{
     event::{RunId, Seq},
-    frame::{Frame, Nodes, websocket_text},
+    frame::{Frame, HttpChunk, Nodes, websocket_text},
     nodes,
     position::{Position, text_from},
     steps,
@@ -46,8 +46,8 @@ pub struct Chunk {
     start: u32,
     end: u32,
     text: String,
-    sse: OnceLock<Bytes>,
-    ndjson: OnceLock<Bytes>,
+    sse: OnceLock<HttpChunk>,
+    ndjson: OnceLock<HttpChunk>,
     websocket: OnceLock<Bytes>,
 }
 
@@ -188,14 +188,8 @@ impl Text {
     }
 
     /// A node record for a client whose last event is `seq`.
-    pub fn nodes(&self, encoding: Nodes, run: &RunId, seq: Seq) -> Bytes {
-        let make = |run: &RunId, text: &str| {
-            let record = nodes::encode::delta(run, Position { seq, text: self.end() }, text);
-            Bytes::from(match encoding {
-                Nodes::Sse => record.sse(),
-                Nodes::Ndjson => record.ndjson(),
-            })
-        };
+    pub fn nodes(&self, encoding: Nodes, run: &RunId, seq: Seq) -> HttpChunk {
+        let make = |run: &RunId, text: &str| encoding.chunk(&nodes::encode::delta(run, Position { seq, text: self.end() }, text));
         match self {
             Self::Shared(chunk) if chunk.seq == seq => {
                 let cell = match encoding {

@@ -94,9 +94,27 @@ fn describe() {
 pub struct Connection {
     protocol: Protocol,
     said: bool,
-    // Looked up once: these two count at every write.
+    sent: Sent,
+}
+
+/// What was handed to sockets of one protocol; looked up once, for it counts at every write.
+pub struct Sent {
     frames: Counter,
     bytes: Counter,
+}
+
+impl Sent {
+    pub fn of(protocol: Protocol) -> Self {
+        Self {
+            frames: counter!("runcast_frames_sent_total", "protocol" => protocol.label()),
+            bytes: counter!("runcast_sent_bytes_total", "protocol" => protocol.label()),
+        }
+    }
+
+    pub fn add(&self, frames: usize, bytes: usize) {
+        self.frames.increment(frames as u64);
+        self.bytes.increment(bytes as u64);
+    }
 }
 
 impl Connection {
@@ -104,12 +122,7 @@ impl Connection {
         gauge!("runcast_connections", "protocol" => protocol.label()).increment(1);
         counter!("runcast_connects_total", "protocol" => protocol.label()).increment(1);
         tracing::debug!(protocol = protocol.label(), "stream begun");
-        Self {
-            protocol,
-            said: false,
-            frames: counter!("runcast_frames_sent_total", "protocol" => protocol.label()),
-            bytes: counter!("runcast_sent_bytes_total", "protocol" => protocol.label()),
-        }
+        Self { protocol, said: false, sent: Sent::of(protocol) }
     }
 
     pub fn protocol(&self) -> Protocol {
@@ -117,8 +130,7 @@ impl Connection {
     }
 
     pub fn sent(&self, frames: usize, bytes: usize) {
-        self.frames.increment(frames as u64);
-        self.bytes.increment(bytes as u64);
+        self.sent.add(frames, bytes);
     }
 
     pub fn resumed(&self, from: ResumedFrom) {

@@ -60,13 +60,13 @@ pub fn read(kind: Kind, item: &Item, run: &RunId) -> Vec<Record> {
             frame.bridge().into_iter().chain(done).map(|message| rpc(&message)).collect()
         }
         (Kind::Sse, Item::Event { frame, text }) => {
-            frame.nodes(Nodes::Sse, *text).into_iter().flat_map(|bytes| sse(&bytes)).collect()
+            frame.nodes(Nodes::Sse, *text).into_iter().flat_map(|chunk| sse(&chunk.payload())).collect()
         }
         (Kind::Ndjson, Item::Event { frame, text }) => {
-            frame.nodes(Nodes::Ndjson, *text).map(|bytes| ndjson(&bytes)).into_iter().collect()
+            frame.nodes(Nodes::Ndjson, *text).map(|chunk| ndjson(&chunk.payload())).into_iter().collect()
         }
-        (Kind::Sse, Item::Text { seq, text }) => sse(&text.nodes(Nodes::Sse, run, *seq)),
-        (Kind::Ndjson, Item::Text { seq, text }) => vec![ndjson(&text.nodes(Nodes::Ndjson, run, *seq))],
+        (Kind::Sse, Item::Text { seq, text }) => sse(&text.nodes(Nodes::Sse, run, *seq).payload()),
+        (Kind::Ndjson, Item::Text { seq, text }) => vec![ndjson(&text.nodes(Nodes::Ndjson, run, *seq).payload())],
         (_, Item::Text { .. }) => panic!("live text for a client that does not show it"),
         (_, Item::Hole { .. }) => panic!("a hole in a run that is kept"),
     }

@@ -1,0 +1,244 @@
+//! A client's socket: hyper reads the request from it and writes the head of the answer; a stream then has it for itself.
+
+use std::{
+    collections::VecDeque,
+    io::{self, IoSlice},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Buf as _, Bytes};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    sync::OwnedSemaphorePermit,
+    time::{Instant, Sleep, timeout},
+};
+
+use super::handover::Handover;
+use crate::fanout::Sink;
+
+/// So many pieces go into one write at most.
+const SLICES_MAX: usize = 64;
+
+/// How long a peer may take to answer a close.
+pub const CLOSE_WAIT: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub struct RawSocket {
+    shared: Arc<Shared>,
+    /// What was read of it already and belongs to the next reader.
+    unread: Bytes,
+    /// How long a peer may take nothing.
+    stall: Duration,
+    deadline: Option<Pin<Box<Sleep>>>,
+    /// Whoever writes through [`AsyncWrite`] must wait: somebody else is writing.
+    muted: bool,
+    handover: Option<Handover>,
+}
+
+struct Shared {
+    stream: TcpStream,
+    /// Held as long as the socket lives.
+    _place: OwnedSemaphorePermit,
+}
+
+/// Why a write did not succeed.
+#[derive(Debug)]
+pub enum Unwritten {
+    Gone,
+    /// The peer took nothing for the configured time; what is left of the piece that was begun.
+    Stalled(Option<Bytes>),
+}
+
+impl Sink for Shared {
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.try_write(bytes)
+    }
+}
+
+impl RawSocket {
+    pub fn new(stream: TcpStream, place: OwnedSemaphorePermit, stall: Duration) -> Self {
+        let shared = Arc::new(Shared { stream, _place: place });
+        Self { shared, unread: Bytes::new(), stall, deadline: None, muted: false, handover: None }
+    }
+
+    /// Puts bytes back that were read of it.
+    pub fn unread(&mut self, bytes: Bytes) {
+        self.unread = bytes;
+    }
+
+    /// The same socket, watched for the moment when it may be handed over.
+    pub fn watched(self, handover: Handover) -> Self {
+        Self { handover: Some(handover), ..self }
+    }
+
+    /// What the edge writes to.
+    pub fn sink(&self) -> Arc<dyn Sink> {
+        self.shared.clone()
+    }
+
+    /// Whether a library that holds this socket must not write for now.
+    pub fn mute(&mut self, muted: bool) {
+        self.muted = muted;
+    }
+
+    /// Writes whole pieces, many in one write.
+    pub async fn write(&self, pieces: &mut VecDeque<Bytes>) -> Result<(), Unwritten> {
+        let mut is_begun = false;
+        while !pieces.is_empty() {
+            let mut written = match self.try_write(pieces) {
+                Ok(0) => return Err(Unwritten::Gone),
+                Ok(written) => written,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    match timeout(self.stall, self.shared.stream.writable()).await {
+                        Ok(Ok(())) => continue,
+                        Ok(Err(_)) => return Err(Unwritten::Gone),
+                        Err(_) => return Err(Unwritten::Stalled(pieces.pop_front().filter(|_| is_begun))),
+                    }
+                }
+                Err(_) => return Err(Unwritten::Gone),
+            };
+            while let Some(front) = pieces.front_mut() {
+                if written < front.len() {
+                    front.advance(written);
+                    is_begun = written > 0 || is_begun;
+                    break;
+                }
+                written -= front.len();
+                pieces.pop_front();
+                is_begun = false;
+            }
+        }
+        Ok(())
+    }
+
+    fn try_write(&self, pieces: &VecDeque<Bytes>) -> io::Result<usize> {
+        if let (Some(piece), 1) = (pieces.front(), pieces.len()) {
+            return self.shared.stream.try_write(piece);
+        }
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        let mut count = 0;
+        for (slice, piece) in slices.iter_mut().zip(pieces) {
+            *slice = IoSlice::new(piece);
+            count += 1;
+        }
+        self.shared.stream.try_write_vectored(&slices[..count])
+    }
+
+    /// Reads and throws away until the peer says no more.
+    pub async fn gone(&self) {
+        let mut thrown = [0; 512];
+        loop {
+            if self.shared.stream.readable().await.is_err() {
+                return;
+            }
+            match self.shared.stream.try_read(&mut thrown) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Says that nothing follows, and waits a little for the peer to say the same: what it has not read yet is not lost then.
+    pub async fn close(&self) {
+        if self.shut_down().is_ok() {
+            let _ = timeout(CLOSE_WAIT, self.gone()).await;
+        }
+    }
+
+    fn shut_down(&self) -> io::Result<()> {
+        rustix::net::shutdown(&self.shared.stream, rustix::net::Shutdown::Write).map_err(io::Error::from)
+    }
+
+    /// Looks at the clock when a write is pending; forgets it when one succeeds.
+    fn timed(&mut self, context: &mut Context<'_>, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if polled.is_ready() {
+            self.deadline = None;
+            return polled;
+        }
+        // A peer that comes back in time is told why it is dropped; one that does not is cut here.
+        let until = Instant::now() + self.stall * 2;
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+        match deadline.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer takes no data"))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn poll_try_write(
+        &mut self,
+        context: &mut Context<'_>,
+        mut write: impl FnMut(&TcpStream) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        if self.muted {
+            // Who has muted it writes again by itself.
+            return Poll::Pending;
+        }
+        loop {
+            let polled = match self.shared.stream.poll_write_ready(context) {
+                Poll::Ready(Ok(())) => match write(&self.shared.stream) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                    result => Poll::Ready(result),
+                },
+                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                Poll::Pending => Poll::Pending,
+            };
+            return self.timed(context, polled);
+        }
+    }
+}
+
+impl AsyncRead for RawSocket {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if !self.unread.is_empty() {
+            let length = self.unread.len().min(buf.remaining());
+            buf.put_slice(&self.unread.split_to(length));
+            return Poll::Ready(Ok(()));
+        }
+        loop {
+            ready!(self.shared.stream.poll_read_ready(context))?;
+            match self.shared.stream.try_read(buf.initialize_unfilled()) {
+                Ok(length) => {
+                    buf.advance(length);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for RawSocket {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_try_write(context, |stream| stream.try_write(bytes))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_try_write(context, |stream| stream.try_write_vectored(slices))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(handover) = &self.handover {
+            handover.flushed();
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.shut_down())
+    }
+}

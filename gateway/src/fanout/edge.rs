@@ -1,0 +1,322 @@
+//! The edge: clients that have all there is. What comes is written to them from one place, without waking their tasks.
+//!
+//! A client that is waiting hands its place and its socket to a shard of its hub; the shard's one task writes each new batch
+//! to all of its clients, encoded and laid out once. The socket of a client never blocks it: one that takes less than the
+//! whole is given back at once and goes on by its own task, from exactly where it is.
+
+use std::{
+    io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use bytes::Bytes;
+use runcast_translators::{event::RunId, position::Position};
+use tokio::sync::Notify;
+
+use super::{
+    Hub, Item, Reader,
+    reader::{Place, Taken, take_ring},
+};
+use crate::ops::metrics::{Protocol, Sent};
+
+/// A socket that takes bytes at once or not at all.
+pub trait Sink: Send + Sync + 'static {
+    /// Writes what the socket takes now and gives how much that was; `WouldBlock` when it is nothing.
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize>;
+}
+
+/// How a protocol writes items. Two clients with the same one (the same static) are sent the same bytes.
+pub struct Encoding {
+    pub protocol: Protocol,
+    /// Whether live text is shown.
+    pub text: bool,
+    /// The item's bytes; `None` when the protocol does not show it.
+    pub encode: fn(&RunId, &Item) -> Option<Bytes>,
+}
+
+/// So many clients are written to by one task; a run with more has several tasks, which spread over the processors.
+const SHARD_CLIENTS_MAX: usize = 256;
+/// After so many clients other tasks have their turn.
+const TURN_CLIENTS: usize = 32;
+
+/// The edge of one hub.
+#[derive(Default)]
+pub(super) struct Edge {
+    shards: Mutex<Vec<Arc<Shard>>>,
+}
+
+#[derive(Default)]
+struct Shard {
+    newcomers: Mutex<Vec<Arc<Member>>>,
+    /// Rings when there are newcomers.
+    bell: Notify,
+    /// How many clients it has, those that have left and were not noticed yet included.
+    clients: AtomicUsize,
+}
+
+/// A client at the edge.
+struct Member {
+    encoding: &'static Encoding,
+    /// Held for one write; by the client's own task only to come and to go.
+    state: Mutex<State>,
+    given_back: Notify,
+}
+
+struct State {
+    place: Place,
+    /// Gone when the client does not stand here any more.
+    sink: Option<Arc<dyn Sink>>,
+}
+
+/// A client's stay at the edge; when this is dropped the reader has its place again.
+pub(super) struct Standing<'r> {
+    reader: &'r mut Reader,
+    member: Arc<Member>,
+}
+
+impl<'r> Standing<'r> {
+    pub fn new(reader: &'r mut Reader, sink: Arc<dyn Sink>, encoding: &'static Encoding) -> Self {
+        let state = State { place: std::mem::take(&mut reader.place), sink: Some(sink) };
+        let member = Arc::new(Member { encoding, state: Mutex::new(state), given_back: Notify::new() });
+        reader.hub().edge.join(reader.hub(), member.clone());
+        Self { reader, member }
+    }
+
+    /// Waits until the client is given back. It may go before that.
+    pub async fn end(&self) {
+        self.member.given_back.notified().await;
+    }
+}
+
+impl Drop for Standing<'_> {
+    fn drop(&mut self) {
+        let mut state = self.member.state();
+        state.sink = None;
+        self.reader.place = std::mem::take(&mut state.place);
+    }
+}
+
+impl Member {
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}
+
+impl Edge {
+    fn join(&self, hub: &Arc<Hub>, member: Arc<Member>) {
+        let mut shards = lock(&self.shards);
+        let shard = match shards.iter().find(|shard| shard.clients.load(Ordering::Relaxed) < SHARD_CLIENTS_MAX) {
+            Some(shard) => shard.clone(),
+            None => {
+                let shard = Arc::new(Shard::default());
+                shards.push(shard.clone());
+                tokio::spawn(Pump::new(hub.clone(), shard.clone()).run());
+                shard
+            }
+        };
+        shard.clients.fetch_add(1, Ordering::Relaxed);
+        lock(&shard.newcomers).push(member);
+        // Still under the lock: a shard that ends looks for newcomers under it.
+        shard.bell.notify_one();
+    }
+
+    /// Ends a shard without clients; false when somebody has come in the meantime.
+    fn close(&self, shard: &Arc<Shard>) -> bool {
+        let mut shards = lock(&self.shards);
+        let is_empty = lock(&shard.newcomers).is_empty();
+        if is_empty {
+            shards.retain(|known| !Arc::ptr_eq(known, shard));
+        }
+        is_empty
+    }
+}
+
+/// What a shard's task works with.
+struct Pump {
+    hub: Arc<Hub>,
+    shard: Arc<Shard>,
+    members: Vec<Arc<Member>>,
+    /// Made in this pass: clients at the same place share one.
+    batches: Vec<Batch>,
+    sent: Vec<(&'static Encoding, Sent)>,
+}
+
+/// What clients at one place are owed, in one encoding.
+struct Batch {
+    from: Position,
+    encoding: &'static Encoding,
+    taken: Taken,
+    /// Its records, one after another.
+    bytes: Bytes,
+    /// Where each record ends in `bytes`, and the place of a client that has it.
+    ends: Vec<(usize, Position)>,
+    end: Position,
+    /// There is more behind it.
+    more: bool,
+    records_sent: usize,
+    bytes_sent: usize,
+}
+
+impl Pump {
+    fn new(hub: Arc<Hub>, shard: Arc<Shard>) -> Self {
+        Self { hub, shard, members: Vec::new(), batches: Vec::new(), sent: Vec::new() }
+    }
+
+    async fn run(mut self) {
+        let mut changes = self.hub.changes();
+        // Members before this one have been written to since the last change.
+        let mut served = 0;
+        loop {
+            // Whatever changes from here on wakes us.
+            changes.borrow_and_update();
+            self.members.append(&mut lock(&self.shard.newcomers));
+            let more = self.pass(served).await;
+            served = self.members.len();
+            if more || changes.has_changed().unwrap_or(false) {
+                served = 0;
+                continue;
+            }
+            if self.members.is_empty() && self.hub.edge.close(&self.shard) {
+                return;
+            }
+            tokio::select! {
+                // The hub lives as long as this task.
+                _ = changes.changed() => served = 0,
+                () = self.shard.bell.notified() => {
+                    // Those that have gone are only noticed by a whole pass.
+                    if self.members.len() > SHARD_CLIENTS_MAX {
+                        served = 0;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes to all members from `first` on; gives whether there is more for them.
+    async fn pass(&mut self, first: usize) -> bool {
+        let now = Instant::now();
+        let (mut at, mut turn) = (first, 0);
+        while let Some(member) = self.members.get(at).cloned() {
+            if self.write(&member, now) {
+                at += 1;
+            } else {
+                self.members.swap_remove(at);
+                self.shard.clients.fetch_sub(1, Ordering::Relaxed);
+            }
+            turn += 1;
+            if turn % TURN_CLIENTS == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        let mut more = false;
+        for batch in self.batches.drain(..) {
+            more |= batch.more;
+            if batch.bytes_sent > 0 {
+                let known = self.sent.iter().position(|(encoding, _)| std::ptr::eq(*encoding, batch.encoding));
+                let at = known.unwrap_or_else(|| {
+                    self.sent.push((batch.encoding, Sent::of(batch.encoding.protocol)));
+                    self.sent.len() - 1
+                });
+                self.sent[at].1.add(batch.records_sent, batch.bytes_sent);
+            }
+        }
+        more
+    }
+
+    /// One write to one client; false when it does not stand here any more.
+    fn write(&mut self, member: &Member, now: Instant) -> bool {
+        let mut state = member.state();
+        let State { place, sink } = &mut *state;
+        let Some(socket) = sink else { return false };
+        let batch = self.batch(place.position, member.encoding);
+        let stays = match batch.taken {
+            Taken::Nothing => true,
+            Taken::Behind | Taken::Over => false,
+            Taken::Some if batch.bytes.is_empty() => {
+                place.position = batch.end;
+                true
+            }
+            Taken::Some => {
+                // An error shows again when the client's own task writes.
+                let written = socket.try_write(&batch.bytes).unwrap_or(0);
+                if written > 0 {
+                    place.written = Some(now);
+                }
+                batch.wrote(written, place)
+            }
+        };
+        if !stays {
+            *sink = None;
+            member.given_back.notify_one();
+        }
+        stays
+    }
+
+    fn batch(&mut self, from: Position, encoding: &'static Encoding) -> &mut Batch {
+        let known = self.batches.iter().position(|batch| batch.from == from && std::ptr::eq(batch.encoding, encoding));
+        let at = known.unwrap_or_else(|| {
+            self.batches.push(Batch::new(&self.hub, from, encoding));
+            self.batches.len() - 1
+        });
+        &mut self.batches[at]
+    }
+}
+
+impl Batch {
+    fn new(hub: &Hub, from: Position, encoding: &'static Encoding) -> Self {
+        let (mut items, mut end) = (Vec::new(), from);
+        let (taken, more) = {
+            let ring = hub.ring();
+            let taken = take_ring(&ring, &mut end, encoding.text, hub.write_bytes_max, &mut items);
+            (taken, end.seq < ring.head())
+        };
+        let (mut parts, mut ends, mut length, mut position) = (Vec::new(), Vec::<(usize, Position)>::new(), 0, from);
+        for item in &items {
+            position = item.after(position);
+            match (encoding.encode)(&hub.run, item) {
+                Some(bytes) => {
+                    length += bytes.len();
+                    ends.push((length, position));
+                    parts.push(bytes);
+                }
+                // What is not shown goes with the record before it.
+                None => {
+                    if let Some(last) = ends.last_mut() {
+                        last.1 = position;
+                    }
+                }
+            }
+        }
+        let bytes = if let [one] = &parts[..] { one.clone() } else { parts.concat().into() };
+        let more = more && matches!(taken, Taken::Some);
+        Self { from, encoding, taken, bytes, ends, end, more, records_sent: 0, bytes_sent: 0 }
+    }
+
+    /// Notes that a client took the first `written` bytes; false when that was not all.
+    fn wrote(&mut self, written: usize, place: &mut Place) -> bool {
+        let whole = self.ends.partition_point(|(end, _)| *end <= written);
+        self.records_sent += whole;
+        self.bytes_sent += written;
+        if written == self.bytes.len() {
+            place.position = self.end;
+            return true;
+        }
+        let begun_at = whole.checked_sub(1).map_or(0, |last| self.ends[last].0);
+        if begun_at < written {
+            let (end, position) = self.ends[whole];
+            place.rest = self.bytes.slice(written..end);
+            place.position = position;
+        } else if let Some((_, position)) = whole.checked_sub(1).map(|last| self.ends[last]) {
+            place.position = position;
+        }
+        false
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
