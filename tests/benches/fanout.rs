@@ -1,10 +1,9 @@
 //! What fan-out costs the server: delivered records by its CPU seconds, and memory of an idle connection.
 //!
-//! `cargo build --release && cargo bench -p runcast-tests --bench fanout [-- burst steady storm idle]`. The server runs on
+//! `cargo build --release && cargo bench -p runcast-tests --bench fanout [-- burst steady many storm catchup idle]`. The server runs on
 //! CPU 0, the clients on CPU 1. The machine is noisy: compare figures of one run. See README.md beside this file.
 
 use std::{
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -12,7 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use runcast_tests::server::{Options, Server};
+use runcast_tests::{
+    fixtures,
+    process::{cpu_seconds, pin, resident_kib, wake_ups},
+    server::{Options, Server},
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -35,24 +38,6 @@ fn line(n: usize) -> String {
 
 fn body(from: usize, count: usize) -> String {
     (from..from + count).map(line).collect()
-}
-
-/// Seconds of CPU that a process has used.
-fn cpu(pid: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the server runs");
-    let fields: Vec<&str> = stat.rsplit(')').next().expect("a line").split_whitespace().collect();
-    let ticks = |at: usize| fields[at].parse::<f64>().expect("ticks");
-    (ticks(11) + ticks(12)) / 100.0
-}
-
-fn resident_kib(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the server runs");
-    let line = status.lines().find(|line| line.starts_with("VmRSS")).expect("a line");
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
-}
-
-fn pin(pid: u32, cpu: &str) {
-    let _ = Command::new("taskset").args(["-a", "-cp", cpu, &pid.to_string()]).output();
 }
 
 /// Counts records in a stream that comes in pieces.
@@ -105,13 +90,14 @@ impl Counter {
 
 struct Clients {
     records: Arc<AtomicU64>,
+    bytes: Arc<AtomicU64>,
     open: Arc<AtomicUsize>,
     tasks: JoinSet<()>,
 }
 
 impl Clients {
     async fn connect(server: &Server, way: Way, run: &str, count: usize, query: &str) -> Self {
-        let (records, open) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (records, bytes, open) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default(), Arc::<AtomicUsize>::default());
         let mut tasks = JoinSet::new();
         let address = server.base.trim_start_matches("http://").to_owned();
         let request = match way {
@@ -123,7 +109,8 @@ impl Clients {
             ),
         };
         for _ in 0..count {
-            let (records, open, address, request) = (records.clone(), open.clone(), address.clone(), request.clone());
+            let (records, bytes, open) = (records.clone(), bytes.clone(), open.clone());
+            let (address, request) = (address.clone(), request.clone());
             tasks.spawn(async move {
                 let mut socket = TcpStream::connect(address).await.expect("connected");
                 socket.write_all(request.as_bytes()).await.expect("asked");
@@ -143,6 +130,7 @@ impl Clients {
                 counter.push(way, &rest);
                 records.fetch_add(counter.records, Ordering::Relaxed);
                 drop((head, rest));
+                // A stream that is over ends as its client likes: by the answer's end, or by a close frame that is answered.
                 loop {
                     let length = match socket.read(&mut buffer).await {
                         Ok(0) | Err(_) => return,
@@ -150,11 +138,12 @@ impl Clients {
                     };
                     let before = counter.records;
                     counter.push(way, &buffer[..length]);
+                    bytes.fetch_add(length as u64, Ordering::Relaxed);
                     records.fetch_add(counter.records - before, Ordering::Relaxed);
                 }
             });
         }
-        let clients = Self { records, open, tasks };
+        let clients = Self { records, bytes, open, tasks };
         runcast_tests::until("all connections", || async { (clients.open.load(Ordering::Relaxed) == count).then_some(()) }).await;
         clients
     }
@@ -176,11 +165,30 @@ fn server() -> Server {
     server
 }
 
-fn report(name: &str, way: Way, records: u64, seconds: f64, cpu: f64) {
-    println!(
-        "{name:8} {way:?}: {records} records, {seconds:.2} s, {cpu:.2} CPU s: {:.0} records per CPU second",
-        records as f64 / cpu
-    );
+/// What a span of work costs the server.
+struct Span {
+    start: Instant,
+    cpu: f64,
+    wake_ups: u64,
+    writes: f64,
+}
+
+impl Span {
+    async fn begin(server: &Server) -> Self {
+        let writes = server.metric("runcast_socket_writes_total", &[]).await;
+        Self { start: Instant::now(), cpu: cpu_seconds(server.pid()), wake_ups: wake_ups(server.pid()), writes }
+    }
+
+    /// `told`: how many records came in, `delivered`: how many went out, to all clients.
+    async fn end(self, server: &Server, name: &str, way: Way, told: usize, delivered: u64) {
+        let (seconds, cpu) = (self.start.elapsed().as_secs_f64(), cpu_seconds(server.pid()) - self.cpu);
+        let wake_ups = (wake_ups(server.pid()) - self.wake_ups) as f64 / told as f64;
+        let writes = (server.metric("runcast_socket_writes_total", &[]).await - self.writes) / delivered as f64;
+        println!(
+            "{name:8} {way:9?}: {delivered} records, {seconds:.2} s, {cpu:.2} CPU s: {:.0} records a CPU second, {writes:.3} writes a record, {wake_ups:.2} wake-ups a record that came in",
+            delivered as f64 / cpu
+        );
+    }
 }
 
 /// A server with one run, and clients that have all that it holds.
@@ -195,13 +203,13 @@ async fn at_the_live_end(way: Way, count: usize) -> (Server, Clients) {
 
 async fn burst(way: Way) {
     const CLIENTS: usize = 1000;
-    const RECORDS: usize = 2000;
+    const RECORDS: usize = 10_000;
     let (server, clients) = at_the_live_end(way, CLIENTS).await;
     let before = clients.records();
-    let (start, used) = (Instant::now(), cpu(server.pid()));
+    let span = Span::begin(&server).await;
     server.send_lines("r", 1, body(1, RECORDS)).await;
     clients.wait_for(before + (CLIENTS * RECORDS) as u64).await;
-    report("burst", way, clients.records() - before, start.elapsed().as_secs_f64(), cpu(server.pid()) - used);
+    span.end(&server, "burst", way, RECORDS, clients.records() - before).await;
 }
 
 async fn steady(way: Way) {
@@ -209,14 +217,58 @@ async fn steady(way: Way) {
     const SECONDS: usize = 8;
     let (server, clients) = at_the_live_end(way, CLIENTS).await;
     let before = clients.records();
-    let (start, used) = (Instant::now(), cpu(server.pid()));
+    let span = Span::begin(&server).await;
     let mut tick = tokio::time::interval(Duration::from_millis(25));
     for n in 0..SECONDS * 40 {
         tick.tick().await;
         server.send_lines("r", 1 + n as u64, body(n, 1)).await;
     }
     clients.wait_for(before + (CLIENTS * SECONDS * 40) as u64).await;
-    report("steady", way, clients.records() - before, start.elapsed().as_secs_f64(), cpu(server.pid()) - used);
+    span.end(&server, "steady", way, SECONDS * 40, clients.records() - before).await;
+}
+
+/// 500 runs with four clients each; every run has a sender of its own, 10,000 records a second in all.
+async fn many(way: Way) {
+    const RUNS: usize = 500;
+    const CLIENTS: usize = 4;
+    const PER_RUN: usize = 160;
+    let server = server();
+    let mut senders = Vec::new();
+    let mut sending = JoinSet::new();
+    let mut clients = Vec::new();
+    for run in 0..RUNS {
+        let (tell, lines) = tokio::sync::mpsc::channel::<Result<String, std::io::Error>>(16);
+        let body = futures_util::stream::unfold(lines, |mut lines| async move { Some((lines.recv().await?, lines)) });
+        let url = server.url(&format!("/v1/runs/run-{run}/events?session=s&from=0"));
+        sending.spawn(server.client().post(url).body(reqwest::Body::wrap_stream(body)).send());
+        tell.send(Ok(line(0))).await.expect("sent");
+        senders.push(tell);
+        let url = format!("/v1/runs/run-{run}/ingest");
+        runcast_tests::until("the run", || async { (server.get(&url).await.1["next_line"] == 1).then_some(()) }).await;
+        clients.push(Clients::connect(&server, way, &format!("run-{run}"), CLIENTS, "").await);
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let records = || clients.iter().map(Clients::records).sum::<u64>();
+    let before = records();
+    let span = Span::begin(&server).await;
+    let start = Instant::now();
+    for n in 0..PER_RUN * RUNS {
+        // Open loop: each record has its own moment.
+        let due = start + Duration::from_micros(100) * n as u32;
+        if due > Instant::now() {
+            tokio::time::sleep_until(due.into()).await;
+        }
+        senders[n % RUNS].send(Ok(line(n))).await.expect("sent");
+    }
+    let all = before + (RUNS * CLIENTS * PER_RUN) as u64;
+    while records() < all {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    span.end(&server, "many", way, RUNS * PER_RUN, records() - before).await;
+    for quantile in ["0.5", "0.99"] {
+        let seconds = server.quantile("runcast_delivery_seconds", quantile.parse().expect("a number")).await;
+        println!("{:8} {way:9?}: from commit to socket, quantile {quantile}: at most {:.1} ms", "", seconds * 1e3);
+    }
 }
 
 async fn storm(way: Way) {
@@ -224,11 +276,32 @@ async fn storm(way: Way) {
     const RECORDS: usize = 500;
     let server = server();
     server.send_lines("r", 0, body(0, RECORDS)).await;
-    let (start, used) = (Instant::now(), cpu(server.pid()));
+    let span = Span::begin(&server).await;
     let query = if way == Way::Sse { "after=0" } else { "since=-1" };
     let clients = Clients::connect(&server, way, "r", CLIENTS, query).await;
     clients.wait_for((CLIENTS * RECORDS) as u64).await;
-    report("storm", way, clients.records(), start.elapsed().as_secs_f64(), cpu(server.pid()) - used);
+    span.end(&server, "storm", way, RECORDS, clients.records()).await;
+}
+
+/// One client after another reads the whole of `long-refactor`.
+async fn catchup(way: Way) {
+    const ROUNDS: usize = 40;
+    let server = server();
+    server.send_lines("r", 0, fixtures::run("long-refactor")).await;
+    server.end("r", Some(0)).await;
+    let query = if way == Way::Sse { "after=0" } else { "since=-1" };
+    let (start, used, mut bytes) = (Instant::now(), cpu_seconds(server.pid()), 0);
+    for _ in 0..ROUNDS {
+        let mut clients = Clients::connect(&server, way, "r", 1, query).await;
+        while clients.tasks.join_next().await.is_some() {}
+        bytes += clients.bytes.load(Ordering::Relaxed);
+    }
+    let (megabytes, cpu) = (bytes as f64 / 1e6, cpu_seconds(server.pid()) - used);
+    println!(
+        "catchup  {way:9?}: {megabytes:.0} MB, {:.2} s, {cpu:.2} CPU s: {:.0} MB a CPU second",
+        start.elapsed().as_secs_f64(),
+        megabytes / cpu
+    );
 }
 
 async fn idle(way: Way) {
@@ -256,8 +329,14 @@ fn main() {
             if wants("steady") {
                 steady(way).await;
             }
+            if wants("many") {
+                many(way).await;
+            }
             if wants("storm") {
                 storm(way).await;
+            }
+            if wants("catchup") {
+                catchup(way).await;
             }
             if wants("idle") {
                 idle(way).await;

@@ -4,6 +4,7 @@
 
 pub mod fixtures;
 pub mod peers;
+pub mod process;
 pub mod records;
 pub mod server;
 

@@ -164,7 +164,7 @@ impl Front {
         .await?;
         let parts = connection.into_parts();
         let mut socket = parts.io.into_inner();
-        socket.unread(parts.read_buf);
+        socket.unread(&parts.read_buf);
         match next {
             // A task of its own: this one is as large as hyper's connection.
             Some(next) => drop(tokio::spawn(next(socket))),
@@ -189,6 +189,6 @@ async fn is_http2(socket: &mut RawSocket) -> io::Result<bool> {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
     };
-    socket.unread(first.freeze());
+    socket.unread(&first);
     Ok(is_http2)
 }

@@ -65,9 +65,9 @@ impl RawSocket {
         Self { shared, unread: Bytes::new(), stall, deadline: None, muted: false, handover: None }
     }
 
-    /// Puts bytes back that were read of it.
-    pub fn unread(&mut self, bytes: Bytes) {
-        self.unread = bytes;
+    /// Puts bytes back that were read of it; copied, so that a reader's whole buffer is not kept for them.
+    pub fn unread(&mut self, bytes: &[u8]) {
+        self.unread = Bytes::copy_from_slice(bytes);
     }
 
     /// The same socket, watched for the moment when it may be handed over.

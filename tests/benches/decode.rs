@@ -1,0 +1,66 @@
+//! What taking a record in costs on one core: decoding and numbering a whole run, and encoding it for the log.
+//!
+//! `cargo bench -p runcast-tests --bench decode`
+
+use std::{hint::black_box, sync::Arc, time::Instant};
+
+use runcast_tests::fixtures;
+use runcast_translators::{
+    event::{Event, NewRun, RunId, RunInfo, encode_record},
+    frame::{Context, Frame, Nodes},
+    steps::{Decoded, Decoder, Place},
+};
+
+const ROUNDS: usize = 15;
+
+fn main() {
+    runcast_tests::process::pin(std::process::id(), "0");
+    let input = fixtures::run("long-refactor");
+    let megabytes = input.len() as f64 / 1e6;
+    let run = RunId::new("r").expect("an id");
+    let mut events: Vec<Arc<Event>> = Vec::new();
+    let mut best = [f64::MAX; 4];
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        let (mut decoder, mut out) = (Decoder::default(), Vec::new());
+        let mut info = RunInfo::new(run.clone(), NewRun::default(), 0);
+        let mut numbered = Vec::new();
+        for (line, bytes) in fixtures::lines(&input).iter().enumerate() {
+            decoder.decode(bytes, &Place { session: "bench", line: line as u64, at: 0 }, &mut out);
+            for item in out.drain(..) {
+                if let Decoded::Fact(fact) = item {
+                    let event = Event { run: run.clone(), seq: info.head + 1, fact };
+                    info.apply(&event);
+                    numbered.push(Arc::new(event));
+                }
+            }
+        }
+        best[0] = best[0].min(start.elapsed().as_secs_f64());
+        events = black_box(numbered);
+
+        let start = Instant::now();
+        for event in &events {
+            black_box(encode_record(&event.fact));
+        }
+        best[1] = best[1].min(start.elapsed().as_secs_f64());
+
+        let context =
+            Arc::new(Context { agent: "bench".into(), incarnation: 1, record_bytes_max: 16 << 20, message_bytes_max: 16 << 20 });
+        let frames: Vec<Frame> = events.iter().map(|event| Frame::new(event.clone(), context.clone())).collect();
+        let start = Instant::now();
+        for frame in &frames {
+            black_box(frame.nodes(Nodes::Sse, 0));
+        }
+        best[2] = best[2].min(start.elapsed().as_secs_f64());
+        let start = Instant::now();
+        for frame in &frames {
+            black_box(frame.websocket());
+        }
+        best[3] = best[3].min(start.elapsed().as_secs_f64());
+    }
+    println!("long-refactor: {megabytes:.1} MB, {} events, best of {ROUNDS}, in MB of input a second on one core", events.len());
+    for (name, seconds) in ["decode and number", "encode for the log", "encode for SSE", "encode for WebSocket"].iter().zip(best)
+    {
+        println!("{name:20} {:.0} MB/s", megabytes / seconds);
+    }
+}

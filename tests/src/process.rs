@@ -1,0 +1,34 @@
+//! What a process has used, from /proc, and which processor it runs on. For benchmarks and tests of memory.
+
+use std::process::Command;
+
+/// Seconds of CPU that a process has used, user and system.
+pub fn cpu_seconds(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let fields: Vec<&str> = stat.rsplit(')').next().expect("a line").split_whitespace().collect();
+    let ticks = |at: usize| fields[at].parse::<f64>().expect("ticks");
+    (ticks(11) + ticks(12)) / 100.0
+}
+
+/// Memory that is resident, in KiB.
+pub fn resident_kib(pid: u32) -> u64 {
+    status(&format!("/proc/{pid}/status"), "VmRSS").expect("it runs")
+}
+
+/// How often the threads of a process have slept and were woken.
+pub fn wake_ups(pid: u32) -> u64 {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+    let paths = threads.filter_map(|thread| Some(thread.ok()?.path().join("status").to_str()?.to_owned()));
+    paths.filter_map(|path| status(&path, "voluntary_ctxt_switches")).sum()
+}
+
+fn status(path: &str, key: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(path).ok()?;
+    let line = status.lines().find(|line| line.split(':').next() == Some(key))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Ties all threads of a process to a processor, where `taskset` is there.
+pub fn pin(pid: u32, processor: &str) {
+    let _ = Command::new("taskset").args(["-a", "-cp", processor, &pid.to_string()]).output();
+}
