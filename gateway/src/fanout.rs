@@ -1,6 +1,5 @@
 //! From the log to everybody who watches: one hub a watched run, and clients that are positions, not queues.
 
-#[cfg_attr(not(test), expect(dead_code, reason = "the hub does not ring it yet"))]
 mod bell;
 #[cfg(test)]
 mod bell_tests;

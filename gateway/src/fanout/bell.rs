@@ -49,13 +49,13 @@ impl Bell {
     }
 
     /// Begins to listen; `None` when the bell is closed.
-    pub fn listen(self: &Arc<Self>) -> Option<Listener> {
-        let mut state = self.state();
+    pub fn listen(bell: &Arc<Self>) -> Option<Listener> {
+        let mut state = bell.state();
         if state.closed {
             return None;
         }
         state.listeners += 1;
-        Some(Listener { bell: self.clone(), heard: self.rings(), place: None })
+        Some(Listener { bell: bell.clone(), heard: bell.rings(), place: None })
     }
 
     pub fn listeners(&self) -> usize {

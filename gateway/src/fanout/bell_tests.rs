@@ -34,7 +34,7 @@ fn bell() -> Arc<Bell> {
 #[test]
 fn a_ring_wakes_everybody_who_waits_once_and_tells_those_who_do_not_wait_yet() {
     let (bell, woken) = (bell(), Arc::new(Woken::default()));
-    let mut listeners: Vec<_> = (0..10).map(|_| bell.listen().expect("open")).collect();
+    let mut listeners: Vec<_> = (0..10).map(|_| Bell::listen(&bell).expect("open")).collect();
     for round in 1..4 {
         for listener in &mut listeners[..9] {
             listener.mark();
@@ -50,13 +50,13 @@ fn a_ring_wakes_everybody_who_waits_once_and_tells_those_who_do_not_wait_yet() {
 #[test]
 fn a_listener_holds_one_place_however_often_it_waits_and_none_when_it_is_gone() {
     let (bell, first, second) = (bell(), Arc::new(Woken::default()), Arc::new(Woken::default()));
-    let mut listener = bell.listen().expect("open");
+    let mut listener = Bell::listen(&bell).expect("open");
     assert!(waits(&mut listener, &first) && waits(&mut listener, &second) && waits(&mut listener, &second));
     assert_eq!(Arc::strong_count(&first), 1, "the waker of a wait that was given up is let go");
     drop(listener);
     assert_eq!(Arc::strong_count(&second), 1);
     for _ in 0..1000 {
-        let mut listener = bell.listen().expect("open");
+        let mut listener = Bell::listen(&bell).expect("open");
         assert!(waits(&mut listener, &first));
     }
     assert!(format!("{bell:?}").contains("waiting: [None]"), "the place of one is the next one's: {bell:?}");
@@ -67,7 +67,7 @@ fn a_listener_holds_one_place_however_often_it_waits_and_none_when_it_is_gone() 
 #[test]
 fn one_that_left_after_a_ring_does_not_take_away_the_place_of_another() {
     let (bell, woken) = (bell(), Arc::new(Woken::default()));
-    let (mut early, mut late) = (bell.listen().expect("open"), bell.listen().expect("open"));
+    let (mut early, mut late) = (Bell::listen(&bell).expect("open"), Bell::listen(&bell).expect("open"));
     assert!(waits(&mut early, &woken));
     bell.ring();
     late.mark();
@@ -80,20 +80,20 @@ fn one_that_left_after_a_ring_does_not_take_away_the_place_of_another() {
 #[test]
 fn a_bell_closes_only_when_nobody_listens_and_then_nobody_does() {
     let bell = bell();
-    let listener = bell.listen().expect("open");
+    let listener = Bell::listen(&bell).expect("open");
     assert!(!bell.close_if_unheard());
     assert_eq!(bell.listeners(), 1);
     drop(listener);
     assert!(bell.close_if_unheard());
-    assert!(bell.listen().is_none());
+    assert!(Bell::listen(&bell).is_none());
 }
 
 #[test]
 fn those_who_listen_to_a_closed_bell_are_still_woken() {
     let (bell, woken) = (bell(), Arc::new(Woken::default()));
-    let mut listener = bell.listen().expect("open");
+    let mut listener = Bell::listen(&bell).expect("open");
     bell.close();
-    assert!(bell.listen().is_none());
+    assert!(Bell::listen(&bell).is_none());
     assert!(waits(&mut listener, &woken));
     bell.ring();
     assert_eq!(woken.0.load(Ordering::Relaxed), 1);
@@ -113,7 +113,7 @@ fn what_is_woken_may_leave_the_bell_from_inside_the_ring() {
     let bell = bell();
     let immediate = Arc::new(Immediate(Mutex::default()));
     let waker = Waker::from(immediate.clone());
-    let mut listener = bell.listen().expect("open");
+    let mut listener = Bell::listen(&bell).expect("open");
     assert!(listener.poll_changed(&mut Context::from_waker(&waker)).is_pending());
     *immediate.0.lock().expect("whole") = Some(listener);
     bell.ring();
@@ -123,7 +123,7 @@ fn what_is_woken_may_leave_the_bell_from_inside_the_ring() {
 #[test]
 fn a_wait_that_is_given_up_loses_nothing() {
     let (bell, woken) = (bell(), Arc::new(Woken::default()));
-    let mut listener = bell.listen().expect("open");
+    let mut listener = Bell::listen(&bell).expect("open");
     let waker = Waker::from(woken.clone());
     let mut cx = Context::from_waker(&waker);
     let value = AtomicUsize::new(0);

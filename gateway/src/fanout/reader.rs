@@ -1,18 +1,14 @@
 //! A client's side of a hub: a position that moves through the ring, and through the log while it is behind the ring.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{collections::VecDeque, sync::Arc};
 
 use runcast_translators::{
     event::{RunId, Seq},
     frame::{Context, Frame},
     position::Position,
 };
-use tokio::sync::watch;
 
-use super::{Hub, Text};
+use super::{Hub, Text, bell::Listener, ring::Ring};
 use crate::log::ReadError;
 
 /// What a client is to be sent next.
@@ -32,18 +28,22 @@ const BATCH_EVENTS_MAX: usize = 256;
 /// See the module. It holds no queue: a reader that is not read from costs nothing.
 pub struct Reader {
     hub: Arc<Hub>,
-    position: Position,
-    wants_text: bool,
+    place: Place,
     /// Events that were read from the log and not given yet.
     page: VecDeque<Arc<Frame>>,
-    changes: watch::Receiver<u64>,
+    /// The hub is kept for as long as somebody listens.
+    listener: Listener,
+}
+
+/// What a client has, and whether it shows live text.
+struct Place {
+    position: Position,
+    wants_text: bool,
 }
 
 impl Reader {
-    pub(super) fn new(hub: Arc<Hub>, position: Position, wants_text: bool) -> Self {
-        hub.readers.fetch_add(1, Ordering::AcqRel);
-        let changes = hub.changes();
-        Self { hub, position, wants_text, page: VecDeque::new(), changes }
+    pub(super) fn new(hub: Arc<Hub>, listener: Listener, position: Position, wants_text: bool) -> Self {
+        Self { hub, place: Place { position, wants_text }, page: VecDeque::new(), listener }
     }
 
     pub fn run(&self) -> &RunId {
@@ -55,7 +55,7 @@ impl Reader {
     }
 
     pub fn position(&self) -> Position {
-        self.position
+        self.place.position
     }
 
     /// The newest event of the run here.
@@ -64,12 +64,12 @@ impl Reader {
     }
 
     pub fn is_in_ring(&self) -> bool {
-        self.position.seq >= self.hub.ring().floor()
+        self.place.position.seq >= self.hub.ring().floor()
     }
 
     /// Goes on from somewhere else.
     pub fn move_to(&mut self, position: Position) {
-        self.position = position;
+        self.place.position = position;
         self.page.clear();
     }
 
@@ -77,20 +77,14 @@ impl Reader {
     /// client has all of it. Nothing is lost when the wait is given up.
     pub async fn next(&mut self, out: &mut Vec<Item>, bytes_max: usize) -> Result<bool, ReadError> {
         loop {
-            // Whatever changes from here on wakes us.
-            self.changes.borrow_and_update();
             if self.take_page(out, bytes_max) {
                 return Ok(true);
             }
-            match self.take_ring(out, bytes_max) {
+            let (hub, place) = (&self.hub, &mut self.place);
+            match self.listener.until(|| place.take(&hub.ring(), out, bytes_max)).await {
                 Taken::Some => return Ok(true),
                 Taken::Over => return Ok(false),
                 Taken::Behind => self.read_log(out).await?,
-                Taken::Nothing => {
-                    if self.changes.changed().await.is_err() {
-                        return Err(ReadError("the hub is gone".into()));
-                    }
-                }
             }
             if !out.is_empty() {
                 return Ok(true);
@@ -103,45 +97,14 @@ impl Reader {
         while out.len() < BATCH_EVENTS_MAX && bytes < bytes_max {
             let Some(frame) = self.page.pop_front() else { break };
             bytes += frame.weight();
-            self.give(frame, out);
+            self.place.give(frame, out);
         }
         !out.is_empty()
     }
 
-    fn take_ring(&mut self, out: &mut Vec<Item>, bytes_max: usize) -> Taken {
-        let hub = self.hub.clone();
-        let ring = hub.ring();
-        if self.position.seq < ring.floor() {
-            return Taken::Behind;
-        }
-        let mut bytes = 0;
-        for frame in ring.after(self.position.seq) {
-            if out.len() >= BATCH_EVENTS_MAX || bytes >= bytes_max {
-                break;
-            }
-            bytes += frame.weight();
-            self.give(frame.clone(), out);
-        }
-        if self.wants_text && self.position.seq == ring.head() && self.position.text < ring.open_chars() {
-            let mut texts = Vec::new();
-            ring.text_after(self.position.text, &mut texts);
-            for text in texts {
-                self.position.text = text.end();
-                out.push(Item::Text { seq: self.position.seq, text });
-            }
-        }
-        if !out.is_empty() {
-            Taken::Some
-        } else if ring.is_settled() && self.position.seq >= ring.head() {
-            Taken::Over
-        } else {
-            Taken::Nothing
-        }
-    }
-
     async fn read_log(&mut self, out: &mut Vec<Item>) -> Result<(), ReadError> {
         let hub = self.hub.clone();
-        let after = self.position.seq;
+        let after = self.place.position.seq;
         let read = || async {
             let events = hub.log.read(&hub.run, after, hub.page()).await?;
             Ok(events.into_iter().map(|event| hub.frame(event)).collect())
@@ -160,9 +123,41 @@ impl Reader {
             Some(first) => first.event.seq,
             None => floor + 1,
         };
-        self.position = Position::at(earliest - 1);
+        self.place.position = Position::at(earliest - 1);
         out.push(Item::Hole { earliest });
         Ok(())
+    }
+}
+
+impl Place {
+    /// Takes what the ring has behind this place; `None` when there is nothing yet.
+    fn take(&mut self, ring: &Ring, out: &mut Vec<Item>, bytes_max: usize) -> Option<Taken> {
+        if self.position.seq < ring.floor() {
+            return Some(Taken::Behind);
+        }
+        let mut bytes = 0;
+        for frame in ring.after(self.position.seq) {
+            if out.len() >= BATCH_EVENTS_MAX || bytes >= bytes_max {
+                break;
+            }
+            bytes += frame.weight();
+            self.give(frame.clone(), out);
+        }
+        if self.wants_text && self.position.seq == ring.head() && self.position.text < ring.open_chars() {
+            let mut texts = Vec::new();
+            ring.text_after(self.position.text, &mut texts);
+            for text in texts {
+                self.position.text = text.end();
+                out.push(Item::Text { seq: self.position.seq, text });
+            }
+        }
+        if !out.is_empty() {
+            Some(Taken::Some)
+        } else if ring.is_settled() && self.position.seq >= ring.head() {
+            Some(Taken::Over)
+        } else {
+            None
+        }
     }
 
     fn give(&mut self, frame: Arc<Frame>, out: &mut Vec<Item>) {
@@ -175,13 +170,6 @@ impl Reader {
 
 enum Taken {
     Some,
-    Nothing,
     Over,
     Behind,
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        self.hub.readers.fetch_sub(1, Ordering::AcqRel);
-    }
 }
