@@ -180,6 +180,15 @@ impl Hub {
         loop {
             let over = self.ring().is_settled();
             tokio::select! {
+                // In order, so that a simulation goes the same way again; a tick comes seldom and keeps nobody waiting.
+                biased;
+                _ = tick.tick() => {
+                    let idle = self.bell.listeners() == 0;
+                    if idle && unwatched && hubs.retire(self) {
+                        return;
+                    }
+                    unwatched = idle;
+                }
                 item = tail.items.recv(), if !over => match item {
                     Ok(TailItem::Committed(events)) => if self.commit(&events).await.is_err() {
                         tail = self.follow_again().await;
@@ -192,13 +201,6 @@ impl Hub {
                     // The log has no more to say of this run for now.
                     Err(RecvError::Closed) => tail = self.follow_again().await,
                 },
-                _ = tick.tick() => {
-                    let idle = self.bell.listeners() == 0;
-                    if idle && unwatched && hubs.retire(self) {
-                        return;
-                    }
-                    unwatched = idle;
-                }
             }
         }
     }
