@@ -1,5 +1,8 @@
 //! From the log to everybody who watches: one hub a watched run, and clients that are positions, not queues.
 
+mod bell;
+#[cfg(test)]
+mod bell_tests;
 mod edge;
 mod hub;
 mod pages;
@@ -10,3 +13,11 @@ pub use edge::{Encoding, Sink};
 pub use hub::{Hub, Hubs};
 pub use reader::{Item, Reader};
 pub use ring::{Chunk, Text};
+
+/// What [`bell`] is built from; a model of it has its own.
+mod sync {
+    pub use std::sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    };
+}

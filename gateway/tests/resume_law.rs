@@ -7,6 +7,8 @@
 
 #[path = "resume_law/clients.rs"]
 mod clients;
+#[path = "shared/lines.rs"]
+mod lines;
 #[path = "resume_law/script.rs"]
 mod script;
 #[path = "resume_law/world.rs"]
@@ -47,7 +49,8 @@ proptest! {
 /// Cases that deserve a name: each is a run that is easy to get wrong.
 mod named {
     use super::*;
-    use script::{Script, assistant, delta, init, message_start, result, thinking_only, tool_only, tool_result};
+    use lines::{assistant, delta, init, message_start, result, thinking_only, tool_only, tool_result};
+    use script::Script;
 
     /// Looks and cuts after every line, with every client.
     fn check_all_cuts(lines: Vec<String>) {

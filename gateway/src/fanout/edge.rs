@@ -19,6 +19,7 @@ use tokio::sync::Notify;
 
 use super::{
     Hub, Item, Reader,
+    bell::Listener,
     reader::{Place, Taken, take_ring},
 };
 use crate::ops::metrics::{Protocol, Sent};
@@ -82,7 +83,7 @@ impl<'r> Standing<'r> {
     pub fn new(reader: &'r mut Reader, sink: Arc<dyn Sink>, encoding: &'static Encoding) -> Self {
         let state = State { place: std::mem::take(&mut reader.place), sink: Some(sink) };
         let member = Arc::new(Member { encoding, state: Mutex::new(state), given_back: Notify::new() });
-        reader.hub().edge.join(reader.hub(), member.clone());
+        reader.hub().edge.join(reader, member.clone());
         Self { reader, member }
     }
 
@@ -107,14 +108,14 @@ impl Member {
 }
 
 impl Edge {
-    fn join(&self, hub: &Arc<Hub>, member: Arc<Member>) {
+    fn join(&self, reader: &Reader, member: Arc<Member>) {
         let mut shards = lock(&self.shards);
         let shard = match shards.iter().find(|shard| shard.clients.load(Ordering::Relaxed) < SHARD_CLIENTS_MAX) {
             Some(shard) => shard.clone(),
             None => {
                 let shard = Arc::new(Shard::default());
                 shards.push(shard.clone());
-                tokio::spawn(Pump::new(hub.clone(), shard.clone()).run());
+                tokio::spawn(Pump::new(reader.hub().clone(), shard.clone()).run(reader.listener().another()));
                 shard
             }
         };
@@ -166,17 +167,16 @@ impl Pump {
         Self { hub, shard, members: Vec::new(), batches: Vec::new(), sent: Vec::new() }
     }
 
-    async fn run(mut self) {
-        let mut changes = self.hub.changes();
+    async fn run(mut self, mut listener: Listener) {
         // Members before this one have been written to since the last change.
         let mut served = 0;
         loop {
             // Whatever changes from here on wakes us.
-            changes.borrow_and_update();
+            listener.mark();
             self.members.append(&mut lock(&self.shard.newcomers));
             let more = self.pass(served).await;
             served = self.members.len();
-            if more || changes.has_changed().unwrap_or(false) {
+            if more || listener.has_changed() {
                 served = 0;
                 continue;
             }
@@ -184,8 +184,7 @@ impl Pump {
                 return;
             }
             tokio::select! {
-                // The hub lives as long as this task.
-                _ = changes.changed() => served = 0,
+                () = listener.changed() => served = 0,
                 () = self.shard.bell.notified() => {
                     // Those that have gone are only noticed by a whole pass.
                     if self.members.len() > SHARD_CLIENTS_MAX {

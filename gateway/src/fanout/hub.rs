@@ -2,10 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -15,9 +12,9 @@ use runcast_translators::{
     frame::{Context, Frame},
     position::Position,
 };
-use tokio::sync::{OnceCell, broadcast::error::RecvError, watch};
+use tokio::sync::{OnceCell, broadcast::error::RecvError};
 
-use super::{edge::Edge, pages::Pages, reader::Reader, ring::Ring};
+use super::{bell::Bell, edge::Edge, pages::Pages, reader::Reader, ring::Ring};
 use crate::{
     log::{LiveItem, Log, OpenText, ReadError, ReadLimit, Tail, TailItem},
     ops::metrics,
@@ -50,11 +47,9 @@ pub struct Hub {
     pub(super) edge: Edge,
     /// About how many bytes go into one write.
     pub(super) write_bytes_max: usize,
-    /// Counts changes; readers wait on it.
-    changes: watch::Sender<u64>,
-    pub(super) readers: AtomicUsize,
-    /// It has left the table: nobody may begin to read here.
-    closed: Mutex<bool>,
+    /// Rings when the ring has changed; its listeners are the readers. Closed when the hub leaves the table: nobody may
+    /// begin to read here then.
+    bell: Arc<Bell>,
 }
 
 impl Hubs {
@@ -88,19 +83,13 @@ impl Hubs {
                     };
                 }
             };
-            let mut closed = hub.closed.lock().unwrap_or_else(PoisonError::into_inner);
             if hub.context.incarnation != info.incarnation {
                 // The run was removed and has come again: who reads the old one may finish, nobody new begins.
-                *closed = true;
+                hub.bell.close();
             }
-            if *closed {
-                drop(closed);
-                self.forget(&hub);
-            } else {
-                // Counted as a reader before the hub may look whether it has any.
-                let reader = Reader::new(hub.clone(), position, wants_text);
-                drop(closed);
-                return Ok(Some(reader));
+            match Bell::listen(&hub.bell) {
+                Some(listener) => return Ok(Some(Reader::new(hub, listener, position, wants_text))),
+                None => self.forget(&hub),
             }
         }
     }
@@ -133,9 +122,7 @@ impl Hubs {
             pages: Pages::new(settings.pages_max),
             edge: Edge::default(),
             write_bytes_max: self.0.write_bytes_max,
-            changes: watch::Sender::new(0),
-            readers: AtomicUsize::new(0),
-            closed: Mutex::new(false),
+            bell: Arc::new(Bell::new()),
         });
         hub.catch_up(tail.head).await.map_err(StartError::Read)?;
         hub.take_open(&tail.open);
@@ -152,14 +139,11 @@ impl Hubs {
     /// Takes an unwatched hub out of the table; false when somebody has come in the meantime.
     fn retire(&self, hub: &Hub) -> bool {
         let mut hubs = self.hubs();
-        let mut closed = hub.closed.lock().unwrap_or_else(PoisonError::into_inner);
-        if hub.readers.load(Ordering::Acquire) > 0 {
-            return false;
+        let retired = hub.bell.close_if_unheard();
+        if retired {
+            remove(&mut hubs, hub);
         }
-        *closed = true;
-        drop(closed);
-        remove(&mut hubs, hub);
-        true
+        retired
     }
 
     fn forget(&self, hub: &Hub) {
@@ -187,10 +171,6 @@ impl Hub {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn changes(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
-    }
-
     pub(super) fn frame(&self, event: Arc<Event>) -> Arc<Frame> {
         Arc::new(Frame::new(event, self.context.clone()))
     }
@@ -207,6 +187,15 @@ impl Hub {
         loop {
             let over = self.ring().is_settled();
             tokio::select! {
+                // In order, so that a simulation goes the same way again; a tick comes seldom and keeps nobody waiting.
+                biased;
+                _ = tick.tick() => {
+                    let idle = self.bell.listeners() == 0;
+                    if idle && unwatched && hubs.retire(self) {
+                        return;
+                    }
+                    unwatched = idle;
+                }
                 item = tail.items.recv(), if !over => match item {
                     Ok(TailItem::Committed(events)) => if self.commit(&events).await.is_err() {
                         tail = self.follow_again().await;
@@ -219,13 +208,6 @@ impl Hub {
                     // The log has no more to say of this run for now.
                     Err(RecvError::Closed) => tail = self.follow_again().await,
                 },
-                _ = tick.tick() => {
-                    let idle = self.readers.load(Ordering::Acquire) == 0;
-                    if idle && unwatched && hubs.retire(self) {
-                        return;
-                    }
-                    unwatched = idle;
-                }
             }
         }
     }
@@ -310,6 +292,6 @@ impl Hub {
     }
 
     fn wake(&self) {
-        self.changes.send_modify(|count| *count = count.wrapping_add(1));
+        self.bell.ring();
     }
 }

@@ -1,10 +1,6 @@
 //! A client's side of a hub: a position that moves through the ring, and through the log while it is behind the ring.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, atomic::Ordering},
-    time::Instant,
-};
+use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use runcast_translators::{
@@ -12,10 +8,10 @@ use runcast_translators::{
     frame::{Context, Frame},
     position::Position,
 };
-use tokio::sync::watch;
 
 use super::{
     Hub, Text,
+    bell::Listener,
     edge::{Encoding, Sink, Standing},
     ring::Ring,
 };
@@ -53,7 +49,7 @@ pub struct Reader {
     wants_text: bool,
     /// Events that were read from the log and not given yet.
     page: VecDeque<Arc<Frame>>,
-    changes: watch::Receiver<u64>,
+    listener: Listener,
 }
 
 /// How far a client is, in what it was sent.
@@ -67,11 +63,9 @@ pub(super) struct Place {
 }
 
 impl Reader {
-    pub(super) fn new(hub: Arc<Hub>, position: Position, wants_text: bool) -> Self {
-        hub.readers.fetch_add(1, Ordering::AcqRel);
-        let changes = hub.changes();
+    pub(super) fn new(hub: Arc<Hub>, listener: Listener, position: Position, wants_text: bool) -> Self {
         let place = Place { position, ..Place::default() };
-        Self { hub, place, wants_text, page: VecDeque::new(), changes }
+        Self { hub, place, wants_text, page: VecDeque::new(), listener }
     }
 
     pub fn run(&self) -> &RunId {
@@ -104,17 +98,22 @@ impl Reader {
     /// Waits until there is something and gives up to about `bytes_max` of it; false when the run is settled and the
     /// client has all of it. Nothing is lost when the wait is given up.
     pub async fn next(&mut self, out: &mut Vec<Item>, bytes_max: usize) -> Result<bool, ReadError> {
-        loop {
-            match self.take(out, bytes_max).await? {
-                Taken::Some => return Ok(true),
+        while !self.take_page(out, bytes_max) {
+            let (hub, position, wants_text) = (&self.hub, &mut self.place.position, self.wants_text);
+            let look = || {
+                let taken = take_ring(&hub.ring(), position, wants_text, bytes_max, out);
+                (taken != Taken::Nothing).then_some(taken)
+            };
+            match self.listener.until(look).await {
+                Taken::Some => break,
                 Taken::Over => return Ok(false),
-                Taken::Behind | Taken::Nothing => {
-                    if self.changes.changed().await.is_err() {
-                        return Err(ReadError("the hub is gone".into()));
-                    }
-                }
+                Taken::Behind | Taken::Nothing => self.read_log(out).await?,
+            }
+            if !out.is_empty() {
+                break;
             }
         }
+        Ok(true)
     }
 
     /// As [`Self::next`], but while there is nothing the client stands at the edge: what comes is written to `sink`
@@ -127,18 +126,19 @@ impl Reader {
         sink: &Arc<dyn Sink>,
         encoding: &'static Encoding,
     ) -> Result<bool, ReadError> {
-        loop {
-            match self.take(out, bytes_max).await? {
-                Taken::Some => return Ok(true),
+        while !self.take_page(out, bytes_max) {
+            let taken = take_ring(&self.hub.ring(), &mut self.place.position, self.wants_text, bytes_max, out);
+            match taken {
+                Taken::Some => break,
                 Taken::Over => return Ok(false),
-                Taken::Behind | Taken::Nothing => {
-                    Standing::new(self, sink.clone(), encoding).end().await;
-                    if !self.place.rest.is_empty() {
-                        return Ok(true);
-                    }
-                }
+                Taken::Behind => self.read_log(out).await?,
+                Taken::Nothing => Standing::new(self, sink.clone(), encoding).end().await,
+            }
+            if !out.is_empty() || !self.place.rest.is_empty() {
+                break;
             }
         }
+        Ok(true)
     }
 
     /// What is left of a record that the client's socket took in part at the edge.
@@ -155,23 +155,8 @@ impl Reader {
         &self.hub
     }
 
-    /// What there is without waiting for more.
-    async fn take(&mut self, out: &mut Vec<Item>, bytes_max: usize) -> Result<Taken, ReadError> {
-        loop {
-            // Whatever changes from here on wakes us.
-            self.changes.borrow_and_update();
-            if self.take_page(out, bytes_max) {
-                return Ok(Taken::Some);
-            }
-            let taken = take_ring(&self.hub.ring(), &mut self.place.position, self.wants_text, bytes_max, out);
-            if !matches!(taken, Taken::Behind) {
-                return Ok(taken);
-            }
-            self.read_log(out).await?;
-            if !out.is_empty() {
-                return Ok(Taken::Some);
-            }
-        }
+    pub(super) fn listener(&self) -> &Listener {
+        &self.listener
     }
 
     fn take_page(&mut self, out: &mut Vec<Item>, bytes_max: usize) -> bool {
@@ -256,10 +241,4 @@ pub(super) enum Taken {
     Nothing,
     Over,
     Behind,
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        self.hub.readers.fetch_sub(1, Ordering::AcqRel);
-    }
 }

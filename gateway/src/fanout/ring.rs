@@ -110,12 +110,16 @@ impl Ring {
 
     /// Takes in live text that begins `start` characters behind the closing event `base`; gives whether it says anything new.
     pub fn push_text(&mut self, run: &RunId, base: Seq, start: u32, text: &str) -> bool {
-        if base < self.open.base || start > self.open.chars {
-            // Of an older message, or behind a hole: the commit will bring it.
+        if base < self.open.base || base > self.head() {
+            // Of an older message, or of one whose predecessor has not come yet: the commit will bring it.
             return false;
         }
         if base > self.open.base {
             self.open = OpenText { base, ..OpenText::default() };
+        }
+        if start > self.open.chars {
+            // Behind a hole, likewise.
+            return false;
         }
         let fresh = text_from(text, self.open.chars - start);
         if fresh.is_empty() {

@@ -3,7 +3,10 @@
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::clients;
+use super::{
+    clients,
+    lines::{assistant, delta, init, keep_alive, message_start, mixed, result, thinking_only, tool_only, tool_result},
+};
 
 /// Lines of a run, and what happens in which order.
 #[derive(Clone, Debug)]
@@ -28,54 +31,6 @@ pub enum Act {
     StopInsideMessage(usize),
 }
 
-pub fn init() -> String {
-    json!({"type":"system","subtype":"init","session_id":"s","model":"m","tools":["Bash"]}).to_string()
-}
-
-pub fn message_start(id: &str) -> String {
-    json!({"type":"stream_event","event":{"type":"message_start","message":{"id":id,"content":[]}},"parent_tool_use_id":null})
-        .to_string()
-}
-
-pub fn delta(text: &str) -> String {
-    json!({"type":"stream_event","event":{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":text}},"parent_tool_use_id":null})
-        .to_string()
-}
-
-pub fn assistant(id: &str, text: &str, parent: Option<&str>) -> String {
-    json!({"type":"assistant","message":{"id":id,"role":"assistant","content":[{"type":"text","text":text}]},"parent_tool_use_id":parent}).to_string()
-}
-
-pub fn tool_only(id: &str, call: &str) -> String {
-    json!({"type":"assistant","message":{"id":id,"content":[{"type":"tool_use","id":call,"name":"Bash","input":{"command":"ls"}}]},"parent_tool_use_id":null})
-        .to_string()
-}
-
-pub fn thinking_only(id: &str) -> String {
-    json!({"type":"assistant","message":{"id":id,"content":[{"type":"thinking","thinking":"hm","signature":"x"}]},"parent_tool_use_id":null}).to_string()
-}
-
-pub fn tool_result(call: &str, parent: Option<&str>) -> String {
-    json!({"type":"user","message":{"role":"user","content":[{"type":"tool_result","tool_use_id":call,"content":"ok"}]},"parent_tool_use_id":parent})
-        .to_string()
-}
-
-pub fn result(text: &str) -> String {
-    json!({"type":"result","subtype":"success","is_error":false,"num_turns":1,"duration_ms":5,"result":text,"total_cost_usd":0.1})
-        .to_string()
-}
-
-/// One assistant line with everything in it: several events of one message.
-fn mixed(id: &str, text: &str, call: &str) -> String {
-    json!({"type":"assistant","message":{"id":id,"content":[
-        {"type":"thinking","thinking":"first","signature":"x"},
-        {"type":"text","text":text},
-        {"type":"tool_use","id":call,"name":"Read","input":[1,2]},
-        {"type":"tool_use","id":format!("{call}b"),"name":"Grep","input":null},
-    ]},"parent_tool_use_id":null})
-    .to_string()
-}
-
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![4 => "[a-z ]{1,12}", 1 => "[\u{e9}\u{4e16}\u{1f600}\n\"\\\\]{1,6}", 1 => Just(String::new())]
 }
@@ -92,7 +47,7 @@ fn single() -> impl Strategy<Value = Vec<String>> {
         ("t[0-9]", any::<bool>()).prop_map(|(call, sub)| vec![tool_result(&call, sub.then_some("sub"))]),
         Just(vec![json!({"type":"novel","x":1.0}).to_string()]),
         Just(vec![json!({"type":"user","message":{"role":"user","content":"go on"}}).to_string()]),
-        Just(vec![json!({"type":"keep_alive"}).to_string()]),
+        Just(vec![keep_alive()]),
         Just(vec!["not json {".to_owned()]),
         Just(vec![String::new()]),
         Just(vec![json!({"type":"system","subtype":"task_started","description":"d"}).to_string()]),
@@ -109,7 +64,7 @@ fn streamed() -> impl Strategy<Value = Vec<String>> {
         Just(assistant("sub", "sub-agent's text", Some("sub"))),
         Just(thinking_only("m1")),
         Just(tool_only("m1", "t1")),
-        Just(json!({"type":"keep_alive"}).to_string()),
+        Just(keep_alive()),
     ];
     let pieces = prop::collection::vec((text(), prop::option::weighted(0.3, other)), 1..5);
     (pieces, 0..4u8).prop_map(|(pieces, end)| {
