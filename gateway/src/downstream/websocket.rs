@@ -1,5 +1,8 @@
 //! A run's steps over WebSocket (contracts/ws-run-stream.md).
 
+#[cfg(feature = "test-echo")]
+pub(super) mod echo;
+
 use std::{collections::VecDeque, io::IoSlice, time::Duration};
 
 use axum::{
@@ -22,7 +25,7 @@ use serde::Deserialize;
 use tokio::{io::AsyncWriteExt as _, time::timeout};
 use tokio_tungstenite::{
     WebSocketStream,
-    tungstenite::{self, Message, handshake::derive_accept_key, protocol::Role, protocol::WebSocketConfig},
+    tungstenite::{self, Message, error::ProtocolError, handshake::derive_accept_key, protocol::Role, protocol::WebSocketConfig},
 };
 
 use super::{
@@ -116,6 +119,17 @@ struct Socket {
     stall: Duration,
 }
 
+/// How a stream ends whose client cannot be read any more.
+fn because_of(error: &tungstenite::Error) -> Goodbye {
+    match error {
+        tungstenite::Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) => Goodbye::ClientLeft,
+        tungstenite::Error::Protocol(_) => Goodbye::BadFrame,
+        tungstenite::Error::Utf8(_) => Goodbye::NotUtf8,
+        tungstenite::Error::Capacity(_) => Goodbye::BadMessage,
+        _ => Goodbye::ClientLeft,
+    }
+}
+
 /// Why a write did not succeed.
 enum Unwritten {
     Gone,
@@ -196,10 +210,8 @@ impl Socket {
                 Place::read(resume.cursor.as_deref(), since.as_deref(), run).map_err(|_| Goodbye::BadMessage)
             }
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(Place::Start),
-            Some(
-                Ok(Message::Binary(_))
-                | Err(tungstenite::Error::Capacity(_) | tungstenite::Error::Protocol(_) | tungstenite::Error::Utf8(_)),
-            ) => Err(Goodbye::BadMessage),
+            Some(Ok(Message::Binary(_))) => Err(Goodbye::BadMessage),
+            Some(Err(error)) => Err(because_of(&error)),
             _ => Err(Goodbye::ClientLeft),
         }
     }
@@ -243,6 +255,7 @@ impl Socket {
 
     /// Says goodbye in the protocol's own way. `rest`: what must be written before, to end a frame that was begun.
     async fn close(&mut self, goodbye: Goodbye, rest: Option<Bytes>) {
+        use futures_util::SinkExt as _;
         let ending = goodbye.ending();
         if goodbye != Goodbye::ClientLeft {
             let mut frame = vec![0x88, 2 + ending.close_reason.len() as u8];
@@ -254,6 +267,9 @@ impl Socket {
                 let answer = async { while let Some(Ok(_)) = self.socket.next().await {} };
                 let _ = timeout(CLOSE_WAIT, answer).await;
             }
+        } else {
+            // The library has the answer to the client's close ready.
+            let _ = timeout(CLOSE_WAIT, self.socket.flush()).await;
         }
         let _ = timeout(CLOSE_WAIT, self.socket.get_mut().shutdown()).await;
     }
@@ -360,10 +376,9 @@ impl Session {
                         Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => continue,
                         // Nothing that a client may say changes a stream that has begun.
                         Some(Ok(Message::Text(text))) if serde_json::from_str::<serde_json::Map<_, _>>(&text).is_ok() => continue,
-                        Some(Ok(Message::Close(_)) | Err(tungstenite::Error::ConnectionClosed | tungstenite::Error::Io(_))) | None => {
-                            return Ok(Goodbye::ClientLeft);
-                        }
-                        Some(Ok(Message::Text(_) | Message::Binary(_)) | Err(_)) => return Ok(Goodbye::BadMessage),
+                        Some(Ok(Message::Close(_))) | None => return Ok(Goodbye::ClientLeft),
+                        Some(Ok(Message::Text(_) | Message::Binary(_))) => return Ok(Goodbye::BadMessage),
+                        Some(Err(error)) => return Ok(because_of(&error)),
                     },
                 }
             }
