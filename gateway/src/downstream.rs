@@ -56,8 +56,10 @@ impl Gateway {
     pub fn service(&self, ingest: Router) -> Router {
         let streams = Router::new()
             .route("/v1/agents/runs/{run}/stream", get(websocket::stream))
-            .route("/agents/runs/{run}/stream", get(websocket::stream))
-            .with_state(self.clone());
+            .route("/agents/runs/{run}/stream", get(websocket::stream));
+        #[cfg(feature = "test-echo")]
+        let streams = streams.route("/echo", get(websocket::echo::echo));
+        let streams = streams.with_state(self.clone());
         let rest = rest::routes(self).merge(sse::routes(self)).merge(ingest);
         let rest = rest.route_layer(from_fn_with_state(self.clone(), require_token));
         let grpc = grpc::service(self);

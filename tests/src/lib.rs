@@ -2,16 +2,26 @@
 //!
 //! Nothing here sleeps to see whether something happened: everything waits for a condition, with one generous limit.
 
+pub mod cuts;
 pub mod fixtures;
 pub mod peers;
 pub mod process;
+pub mod raw;
 pub mod records;
 pub mod server;
+pub mod wire;
 
 use std::time::Duration;
 
 /// Nothing in the tests may take longer; a test that waits this long has failed.
 pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// The seed of what is random in a test: printed, and taken from `RUNCAST_TEST_SEED` to do the same again.
+pub fn seed() -> u64 {
+    let seed = std::env::var("RUNCAST_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
+    println!("seed: RUNCAST_TEST_SEED={seed}");
+    seed
+}
 
 /// `future`, or a failure that says what was waited for.
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {

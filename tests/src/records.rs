@@ -42,6 +42,63 @@ impl Record {
     }
 }
 
+/// The records that are neither text nor only state, one step a line; and all text.
+pub fn parts(records: &[Record]) -> (Vec<String>, String) {
+    let facts = records.iter().filter(|record| record.text().is_none() && record.kind != "run").flat_map(|record| {
+        // A snapshot or an append of several is as good as each step alone.
+        match record.said["steps"].as_array() {
+            Some(steps) => steps.iter().map(ToString::to_string).collect(),
+            None => vec![format!("{} {}", record.kind, record.said)],
+        }
+    });
+    (facts.collect(), records.iter().filter_map(Record::text).collect())
+}
+
+/// Whether the last record is the one that ends a run's stream.
+pub fn is_complete(way: Way, seen: &[Record]) -> bool {
+    let last = match way {
+        Way::Sse | Way::Ndjson => "node.settled",
+        Way::WebSocket => "run",
+        _ => "done",
+    };
+    seen.last().is_some_and(|record| record.kind == last)
+}
+
+/// The cursor that a client returns with.
+pub fn last_cursor(seen: &[Record]) -> Option<String> {
+    seen.iter().rev().find_map(|record| record.cursor.clone())
+}
+
+/// What was seen of a whole run, in whatever pieces, is the run: the same as `whole`, which was seen at once, and what
+/// `truth` says of it as far as the protocol shows it.
+pub fn assert_is_the_run(what: &str, way: Way, seen: &[Record], whole: &[Record], truth: &Value) {
+    let (facts, text) = parts(seen);
+    let (all_facts, all_text) = parts(whole);
+    let apart = facts.iter().zip(&all_facts).position(|(a, b)| a != b).unwrap_or(facts.len().min(all_facts.len()));
+    assert!(
+        facts == all_facts,
+        "{what}, {way:?}: {} of {} records, they differ from the {apart}th on: {:?} instead of {:?}",
+        facts.len(),
+        all_facts.len(),
+        facts.get(apart),
+        all_facts.get(apart)
+    );
+    assert_eq!(text, all_text, "{what}, {way:?}");
+    match way {
+        Way::Sse | Way::Ndjson => assert_eq!(text, truth["texts"].as_str().expect("text"), "{what}, {way:?}"),
+        Way::WebSocket => {
+            let steps = facts.iter().filter_map(|step| Some(serde_json::from_str::<Value>(step).ok()?["data"].take()));
+            let truth = truth["steps"].as_array().into_iter().flatten().filter_map(Value::as_str).map(parse);
+            assert!(steps.eq(truth), "{what}: the steps are not those of the run");
+        }
+        Way::ConnectJson => {
+            let types = seen.iter().filter(|record| record.kind == "sdkMessage").map(|record| &record.said["sdkMessage"]["type"]);
+            assert!(types.eq(truth["bridge_types"].as_array().into_iter().flatten()), "{what}: other types of messages");
+        }
+        Way::Grpc | Way::GrpcWeb => assert!(facts.len() > 2, "{what}, {way:?}: little was seen"),
+    }
+}
+
 /// How a stream ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
@@ -84,33 +141,75 @@ fn request(way: Way, run: &str, after: Option<&str>) -> Vec<u8> {
     out
 }
 
-/// Begins to watch `run` after `cursor`. An answer that is no stream is given as status and body.
-pub async fn watch(server: &Server, way: Way, run: &str, cursor: Option<&str>) -> Result<Stream, (u16, String)> {
-    let query = cursor.map(|cursor| format!("cursor={cursor}")).unwrap_or_default();
-    match way {
-        Way::WebSocket => websocket(server, run, &query).await,
-        Way::Sse | Way::Ndjson => {
-            let accept = if way == Way::Sse { "text/event-stream" } else { "application/x-ndjson" };
-            let mut request = server.client().get(server.url(&format!("/v1/nodes/{run}/events"))).header("accept", accept);
-            if let Some(cursor) = cursor {
-                request = request.header("last-event-id", cursor);
+/// Where streams are opened: a server, or something that stands before it.
+#[derive(Clone)]
+pub struct Door {
+    /// `http://127.0.0.1:PORT`
+    pub base: String,
+    http1: reqwest::Client,
+    http2: reqwest::Client,
+}
+
+impl Door {
+    pub fn of(server: &Server) -> Self {
+        Self { base: server.base.clone(), http1: server.client(), http2: h2_client() }
+    }
+
+    /// The same clients at another address.
+    pub fn at(&self, base: &str) -> Self {
+        Self { base: base.into(), ..self.clone() }
+    }
+
+    /// Begins to watch `run` after `cursor`. An answer that is no stream is given as status and body; no answer as 0.
+    pub async fn watch(&self, way: Way, run: &str, cursor: Option<&str>) -> Result<Stream, (u16, String)> {
+        match way {
+            Way::WebSocket => {
+                let query = cursor.map(|cursor| format!("cursor={cursor}")).unwrap_or_default();
+                self.websocket(run, &query).await
             }
-            http(way, request).await
-        }
-        Way::ConnectJson | Way::Grpc | Way::GrpcWeb => {
-            let client = if way == Way::Grpc { h2_client() } else { server.client() };
-            let kind = match way {
-                Way::ConnectJson => "application/connect+json",
-                Way::Grpc => "application/grpc+proto",
-                _ => "application/grpc-web+proto",
-            };
-            let request = client
-                .post(server.url("/sdk.v1.SdkAgentService/ObserveRun"))
-                .header("content-type", kind)
-                .header("te", "trailers");
-            http(way, request.bearer_auth(TOKEN).body(self::request(way, run, cursor))).await
+            Way::Sse | Way::Ndjson => {
+                let accept = if way == Way::Sse { "text/event-stream" } else { "application/x-ndjson" };
+                let url = format!("{}/v1/nodes/{run}/events", self.base);
+                let request = self.http1.get(url).header("accept", accept);
+                let cursor = cursor.map(|cursor| ("last-event-id", cursor));
+                http(way, cursor.into_iter().fold(request, |request, (name, cursor)| request.header(name, cursor))).await
+            }
+            Way::ConnectJson | Way::Grpc | Way::GrpcWeb => {
+                let client = if way == Way::Grpc { &self.http2 } else { &self.http1 };
+                let kind = match way {
+                    Way::ConnectJson => "application/connect+json",
+                    Way::Grpc => "application/grpc+proto",
+                    _ => "application/grpc-web+proto",
+                };
+                let request = client
+                    .post(format!("{}/sdk.v1.SdkAgentService/ObserveRun", self.base))
+                    .header("content-type", kind)
+                    .header("te", "trailers");
+                http(way, request.bearer_auth(TOKEN).body(self::request(way, run, cursor))).await
+            }
         }
     }
+
+    async fn websocket(&self, run: &str, query: &str) -> Result<Stream, (u16, String)> {
+        let url = format!("{}/v1/agents/runs/{run}/stream?{query}", self.base.replacen("http", "ws", 1));
+        let mut request = url.into_client_request().expect("a request");
+        request.headers_mut().insert("authorization", format!("Bearer {TOKEN}").parse().expect("a header"));
+        match tokio_tungstenite::connect_async(request).await {
+            Ok((socket, _)) => {
+                Ok(Stream { way: Way::WebSocket, inner: Inner::Socket(Box::new(socket)), waiting: VecDeque::new(), end: None })
+            }
+            Err(tokio_tungstenite::tungstenite::Error::Http(answer)) => {
+                let body = answer.body().as_deref().map(String::from_utf8_lossy).unwrap_or_default().into_owned();
+                Err((answer.status().as_u16(), body))
+            }
+            Err(error) => Err((0, error.to_string())),
+        }
+    }
+}
+
+/// Begins to watch `run` after `cursor`: see [`Door::watch`].
+pub async fn watch(server: &Server, way: Way, run: &str, cursor: Option<&str>) -> Result<Stream, (u16, String)> {
+    Door::of(server).watch(way, run, cursor).await
 }
 
 /// A client that speaks HTTP/2 without TLS from the first byte.
@@ -120,19 +219,7 @@ pub fn h2_client() -> reqwest::Client {
 
 /// A WebSocket stream with any query.
 pub async fn websocket(server: &Server, run: &str, query: &str) -> Result<Stream, (u16, String)> {
-    let url = format!("{}/v1/agents/runs/{run}/stream?{query}", server.base.replacen("http", "ws", 1));
-    let mut request = url.into_client_request().expect("a request");
-    request.headers_mut().insert("authorization", format!("Bearer {TOKEN}").parse().expect("a header"));
-    match tokio_tungstenite::connect_async(request).await {
-        Ok((socket, _)) => {
-            Ok(Stream { way: Way::WebSocket, inner: Inner::Socket(Box::new(socket)), waiting: VecDeque::new(), end: None })
-        }
-        Err(tokio_tungstenite::tungstenite::Error::Http(answer)) => {
-            let body = answer.body().as_deref().map(String::from_utf8_lossy).unwrap_or_default().into_owned();
-            Err((answer.status().as_u16(), body))
-        }
-        Err(error) => Err((0, error.to_string())),
-    }
+    Door::of(server).websocket(run, query).await
 }
 
 async fn http(way: Way, request: reqwest::RequestBuilder) -> Result<Stream, (u16, String)> {
@@ -290,7 +377,8 @@ fn rpc(way: Way, message: &Bytes) -> Option<Record> {
         3 => "done",
         _ => "other",
     };
-    let said = Value::String(envelope.iter().map(|byte| format!("{byte:02x}")).collect());
+    let digit = |half: u8| char::from_digit(u32::from(half), 16).unwrap_or_default();
+    let said = Value::String(envelope.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect());
     Some(Record { kind: kind.into(), said, raw: String::new(), cursor: Some(cursor) })
 }
 

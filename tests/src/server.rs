@@ -33,6 +33,8 @@ pub struct Options {
     pub env: Vec<(&'static str, String)>,
     /// More arguments.
     pub args: Vec<String>,
+    /// Another binary than `runcast`.
+    pub binary: Option<&'static str>,
 }
 
 impl Options {
@@ -46,6 +48,11 @@ impl Options {
         self
     }
 
+    pub fn binary(mut self, name: &'static str) -> Self {
+        self.binary = Some(name);
+        self
+    }
+
     pub fn with_token(mut self) -> Self {
         self.with_token = true;
         self
@@ -54,9 +61,15 @@ impl Options {
 
 /// The program, beside the tests in the target folder.
 pub fn program() -> PathBuf {
+    built("runcast")
+}
+
+/// A binary of the workspace.
+fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("a path");
-    let path = own.ancestors().nth(2).expect("target/PROFILE/deps/NAME").join("runcast");
-    assert!(path.exists(), "{} is not built: run `cargo build --workspace --bins` (./test does)", path.display());
+    let path = own.ancestors().nth(2).expect("target/PROFILE/deps/NAME").join(name);
+    let how = if name == "runcast" { "--bins" } else { "--bin runcast-echo --features runcast/test-echo" };
+    assert!(path.exists(), "{} is not built: run `cargo build --workspace {how}` (./test does)", path.display());
     path
 }
 
@@ -72,7 +85,7 @@ impl Server {
 
     /// A command line with which this server's data and ports could be used.
     fn command(options: &Options, data: &Path, listen: &str, admin: &str) -> Command {
-        let mut command = Command::new(program());
+        let mut command = Command::new(built(options.binary.unwrap_or("runcast")));
         command.args(["serve", "--listen", listen, "--admin-listen", admin, "--data"]).arg(data).args(&options.args);
         if options.with_token {
             let config = data.with_extension("toml");
@@ -138,6 +151,13 @@ impl Server {
     /// The lines of its log so far.
     pub fn said(&self) -> Vec<String> {
         self.said.lock().expect("not poisoned").clone()
+    }
+
+    /// How much memory it has, in bytes.
+    pub fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the server runs");
+        let line = status.lines().find(|line| line.starts_with("VmRSS")).expect("a line");
+        line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
     }
 
     pub fn pid(&self) -> u32 {

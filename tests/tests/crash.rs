@@ -5,107 +5,11 @@ use std::{
     time::Duration,
 };
 
-use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use runcast_tests::{
     fixtures,
-    records::{End, Record, Way, watch, websocket},
+    records::{End, Way, watch, websocket},
     server::{Options, Server, program},
 };
-
-/// What `kill -9` may not do, in so many rounds.
-const KILLS: usize = 8;
-
-#[tokio::test(flavor = "multi_thread")]
-async fn kill_9_at_any_moment_loses_nothing_and_repeats_nothing() {
-    let seed = std::env::var("RUNCAST_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
-    println!("seed: RUNCAST_TEST_SEED={seed}");
-    let mut rng = StdRng::seed_from_u64(seed);
-    let mut server = Server::start();
-    let input = fixtures::with_deltas(&fixtures::run("fix-failing-test"), 5);
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("run.ndjson");
-    std::fs::write(&file, &input).expect("written");
-    // A writer that takes its time, so that the kills fall into the middle of it.
-    let script = format!(
-        "import sys,time\nfor line in open({:?},'rb'):\n sys.stdout.buffer.write(line); sys.stdout.flush(); time.sleep(0.01)",
-        file.to_str().expect("UTF-8")
-    );
-    let mut writer = Command::new(program())
-        .args(["ingest", "--quiet", "--run", "r", "--url", &server.base, "--", "python3", "-c", &script])
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("it starts");
-    runcast_tests::until("the run", || async { (server.get("/v1/agents/runs/r").await.0 == 200).then_some(()) }).await;
-
-    let ways = [Way::Sse, Way::WebSocket, Way::ConnectJson, Way::Ndjson, Way::Grpc];
-    let mut seen: Vec<Vec<Record>> = vec![Vec::new(); ways.len()];
-    let mut over = vec![false; ways.len()];
-    let mut kills = 0;
-    while over.iter().any(|over| !over) {
-        let kill_after = if kills < KILLS { Duration::from_millis(rng.random_range(20..250)) } else { Duration::from_secs(3600) };
-        let watching = futures_util::future::join_all(ways.iter().zip(&mut seen).zip(&mut over).filter(|(_, over)| !**over).map(
-            |((way, seen), over)| {
-                let server = &server;
-                async move {
-                    let cursor = seen.iter().rev().find_map(|record| record.cursor.clone());
-                    let Ok(mut stream) = watch(server, *way, "r", cursor.as_deref()).await else {
-                        // Behind the end of the run, or a server that is just being killed.
-                        *over |= seen.iter().any(|record| record.kind == "node.settled");
-                        return;
-                    };
-                    while let Some(record) = stream.next().await {
-                        seen.push(record);
-                    }
-                    *over = matches!(stream.end, Some(End::Clean(_))) && is_complete(*way, seen);
-                }
-            },
-        ));
-        tokio::select! {
-            _ = watching => {}
-            () = tokio::time::sleep(kill_after) => {}
-        }
-        if kills < KILLS {
-            kills += 1;
-            server.kill_and_restart();
-        }
-    }
-    assert!(writer.wait().expect("it ends").success(), "runcast ingest goes on by itself");
-    assert_eq!(kills, KILLS, "the run was over before it was killed often enough");
-
-    let truth = fixtures::truth(&input);
-    for (way, seen) in ways.iter().zip(&seen) {
-        let whole = watch(&server, *way, "r", None).await.expect("a stream").rest().await;
-        assert_eq!(facts(seen), facts(&whole), "{way:?}");
-        let text: String = seen.iter().filter_map(Record::text).collect();
-        if matches!(way, Way::Sse | Way::Ndjson) {
-            assert_eq!(text, truth["texts"].as_str().expect("text"), "{way:?}");
-        }
-        if *way == Way::WebSocket {
-            let steps = facts(seen).iter().filter(|fact| fact.contains("\"step_index\"")).count();
-            assert_eq!(steps, truth["steps"].as_array().map(Vec::len).expect("steps"));
-        }
-    }
-}
-
-fn is_complete(way: Way, seen: &[Record]) -> bool {
-    let last = match way {
-        Way::Sse | Way::Ndjson => "node.settled",
-        Way::WebSocket => "run",
-        _ => "done",
-    };
-    seen.last().is_some_and(|record| record.kind == last)
-}
-
-/// What is neither text nor only state, one step a line.
-fn facts(records: &[Record]) -> Vec<String> {
-    let facts = records.iter().filter(|record| record.text().is_none() && record.kind != "run");
-    facts
-        .flat_map(|record| match record.said["steps"].as_array() {
-            Some(steps) => steps.iter().map(ToString::to_string).collect(),
-            None => vec![format!("{} {}", record.kind, record.said)],
-        })
-        .collect()
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_acknowledged_survives_kill_9() {

@@ -1,99 +1,18 @@
-//! The resume law on the real binary over real sockets: random cuts, every protocol, while the run is written and after.
+//! The resume law on the real binary over real sockets. `benches/cuts.rs` does the first many times more.
 
-use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use runcast_tests::{
+    cuts::cut_at_random,
     fixtures,
-    records::{End, Record, Stream, WAYS, Way, watch},
-    server::{Options, Server},
+    records::{End, WAYS},
+    server::Server,
 };
 
-/// Cuts a protocol in one run of this test.
-const CUTS: usize = 40;
-
-fn seed() -> u64 {
-    let seed = std::env::var("RUNCAST_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
-    println!("seed: RUNCAST_TEST_SEED={seed}");
-    seed
-}
-
-/// The records that are not text, without what is only state; and all text.
-fn parts(records: &[Record]) -> (Vec<String>, String) {
-    let facts = records.iter().filter(|record| record.text().is_none() && record.kind != "run").flat_map(|record| {
-        // A snapshot or an append of several is as good as each step alone.
-        match record.said["steps"].as_array() {
-            Some(steps) => steps.iter().map(ToString::to_string).collect(),
-            None => vec![format!("{} {}", record.kind, record.said)],
-        }
-    });
-    (facts.collect(), records.iter().filter_map(Record::text).collect())
-}
-
-async fn open(server: &Server, way: Way, run: &str, cursor: Option<&str>) -> Option<Stream> {
-    match watch(server, way, run, cursor).await {
-        Ok(stream) => Some(stream),
-        // The cursor stands at the end already.
-        Err((204, _)) => None,
-        Err((status, body)) => panic!("{way:?} from {cursor:?}: {status} {body}"),
-    }
-}
-
-/// Watches to the end and is cut `cuts` times on the way.
-async fn watch_with_cuts(server: &Server, way: Way, run: &str, cuts: usize, rng: &mut StdRng) -> Vec<Record> {
-    let mut seen: Vec<Record> = Vec::new();
-    for cut in 0..=cuts {
-        let cursor = seen.iter().rev().find_map(|record| record.cursor.clone());
-        let Some(mut stream) = open(server, way, run, cursor.as_deref()).await else { return seen };
-        let count = if cut == cuts { usize::MAX } else { rng.random_range(0..6) };
-        for _ in 0..count {
-            match stream.next().await {
-                Some(record) => seen.push(record),
-                None => {
-                    assert!(matches!(stream.end, Some(End::Clean(_))), "{way:?}: {:?}", stream.end);
-                    return seen;
-                }
-            }
-        }
-    }
-    seen
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_is_cut_at_random_sees_each_record_once() {
-    let mut rng = StdRng::seed_from_u64(seed());
-    // A small ring, so that clients are served from the log as well.
-    let server = Server::start_with(Options::default().env("RUNCAST__FANOUT__RING_EVENTS_MAX", 16));
-    let input = fixtures::with_deltas(&fixtures::run("fix-failing-test"), 9);
-    let lines = fixtures::lines(&input);
-    server.send_lines("live", 0, [&lines[0][..], b"\n"].concat()).await;
-
-    let feeding = async {
-        let mut at = 1;
-        let mut rng = StdRng::seed_from_u64(rand::random());
-        while at < lines.len() {
-            let count = rng.random_range(1..12).min(lines.len() - at);
-            let body: Vec<u8> = lines[at..at + count].iter().flat_map(|line| [&line[..], b"\n"].concat()).collect();
-            server.send_lines("live", at as u64, body).await;
-            at += count;
-            tokio::time::sleep(std::time::Duration::from_millis(rng.random_range(0..15))).await;
-        }
-        server.end("live", Some(0)).await;
-    };
-    let mut rngs: Vec<StdRng> = WAYS.iter().map(|_| StdRng::seed_from_u64(rng.random())).collect();
-    let watching = futures_util::future::join_all(
-        WAYS.iter().zip(&mut rngs).map(|(way, rng)| watch_with_cuts(&server, *way, "live", CUTS, rng)),
-    );
-    let ((), live) = tokio::join!(feeding, watching);
-
-    for (way, live) in WAYS.iter().zip(live) {
-        let whole = open(&server, *way, "live", None).await.expect("a stream").rest().await;
-        assert!(parts(&whole).0.len() > 5, "{way:?} shows little: {whole:?}");
-        assert_eq!(parts(&live), parts(&whole), "{way:?}: cut while it was written");
-        let replayed = watch_with_cuts(&server, *way, "live", CUTS, &mut rng).await;
-        assert_eq!(parts(&replayed), parts(&whole), "{way:?}: cut in the replay");
-    }
-    let truth = fixtures::truth(&input);
-    let sse = open(&server, Way::Sse, "live", None).await.expect("a stream").rest().await;
-    assert_eq!(parts(&sse).1, truth["texts"].as_str().expect("text"));
+async fn clients_that_are_cut_500_times_at_random_see_each_record_once() {
+    const CUTS: usize = 500;
+    let done = cut_at_random(CUTS, runcast_tests::seed(), |_| {}).await;
+    assert!(done.iter().map(|(_, cuts)| cuts).sum::<usize>() >= CUTS);
+    assert!(done.iter().all(|(_, cuts)| *cuts >= CUTS / WAYS.len() / 2), "cut in every protocol: {done:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

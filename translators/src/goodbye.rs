@@ -20,6 +20,10 @@ pub enum Goodbye {
     Draining,
     StreamingUnavailable,
     BadMessage,
+    /// What came is no WebSocket (RFC 6455, 7.4.1).
+    BadFrame,
+    /// A WebSocket's text was not UTF-8.
+    NotUtf8,
     Internal,
     OverCapacity,
     Unauthorized,
@@ -82,11 +86,13 @@ impl RpcCode {
 }
 
 impl Goodbye {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Settled,
         Self::Draining,
         Self::StreamingUnavailable,
         Self::BadMessage,
+        Self::BadFrame,
+        Self::NotUtf8,
         Self::Internal,
         Self::OverCapacity,
         Self::Unauthorized,
@@ -137,6 +143,10 @@ impl Goodbye {
                 "bad_message",
                 Never,
             ),
+            Self::BadFrame => {
+                row(1002, "what came is no WebSocket frame", "bad_frame", 400, R::InvalidArgument, "bad_frame", Never)
+            }
+            Self::NotUtf8 => row(1007, "a text was not UTF-8", "not_utf8", 400, R::InvalidArgument, "not_utf8", Never),
             Self::Internal => row(1011, "the server failed: reconnect", "internal", 500, R::Internal, "internal", WithBackoff),
             Self::OverCapacity => row(
                 1013,

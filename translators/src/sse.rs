@@ -53,6 +53,8 @@ pub fn push_record(out: &mut Vec<u8>, id: Option<u64>, kind: Option<&str>, data:
 pub struct SseDecoder {
     bytes_max: usize,
     line: Vec<u8>,
+    /// The present line is longer than the limit: all of it is left out, and its event with it.
+    is_cut: bool,
     started: bool,
     /// The last byte was a CR: an LF right after it belongs to it.
     after_cr: bool,
@@ -68,6 +70,7 @@ impl SseDecoder {
         Self {
             bytes_max,
             line: Vec::new(),
+            is_cut: false,
             started: false,
             after_cr: false,
             event: SseEvent::default(),
@@ -86,16 +89,19 @@ impl SseDecoder {
             }
             let end = memchr2(b'\n', b'\r', piece);
             let part = &piece[..end.unwrap_or(piece.len())];
-            if self.line.len() + part.len() > self.bytes_max {
-                self.too_long = true;
-            } else {
+            self.is_cut |= self.line.len() + part.len() > self.bytes_max;
+            if !self.is_cut {
                 self.line.extend_from_slice(part);
             }
             let Some(end) = end else { return };
             self.after_cr = piece[end] == b'\r';
             piece = &piece[end + 1..];
             let line = std::mem::take(&mut self.line);
-            self.take_line(&line, out);
+            if std::mem::take(&mut self.is_cut) {
+                (self.started, self.too_long) = (true, true);
+            } else {
+                self.take_line(&line, out);
+            }
         }
     }
 
@@ -183,7 +189,7 @@ mod tests {
     #[test]
     fn one_long_event_does_not_cost_the_next() {
         let (mut decoder, mut out) = (SseDecoder::new(8), Vec::new());
-        decoder.push(b"data: 0123456789abcdef\n\ndata: ok\n\n", &mut out);
+        decoder.push(b"data: 0123456789abcdef\ndata: x\n\ndata: ok\n\n", &mut out);
         assert_eq!(
             out,
             [Said::TooLong, Said::Event(SseEvent { kind: "message".into(), data: "ok".into(), last_id: String::new() })]

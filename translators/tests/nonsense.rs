@@ -1,5 +1,5 @@
-//! Random bytes, and recorded lines with random damage: a peer's bytes never panic, are never lost in silence, and keep
-//! every law that good input keeps.
+//! Random bytes, and recorded inputs with random damage, for every target: a peer's bytes never panic, are never lost in
+//! silence, and keep every law that good input keeps.
 
 #[path = "support/case.rs"]
 mod case;
@@ -9,22 +9,21 @@ mod laws;
 mod lines;
 #[path = "support/schema.rs"]
 mod schema;
+#[path = "support/seeds.rs"]
+mod seeds;
+#[path = "support/targets.rs"]
+mod targets;
 
-use std::sync::LazyLock;
+use std::{collections::BTreeMap, sync::LazyLock};
 
 use bytes::Bytes;
 use proptest::{prelude::*, sample::Index};
 use serde_json::Value;
 
-/// Lines to begin with: all that is recorded but the large ones, and the cases, which have the rare kinds.
-static LINES: LazyLock<Vec<Bytes>> = LazyLock::new(|| {
-    let recorded = lines::recorded().into_iter().filter(|input| !input.name.contains("long")).flat_map(|input| input.lines);
-    let cases = case::Case::all("steps");
-    let cases = cases.iter().flat_map(|case| case.section("in").lines()).filter(|line| !line.starts_with('!'));
-    let cases: Vec<_> = cases.map(|line| Bytes::copy_from_slice(line.as_bytes())).collect();
-    // Cases tell short stories: they come up as often as all the rest.
-    recorded.filter(|line| line.len() < 1500).chain(std::iter::repeat_n(cases, 3).flatten()).collect()
-});
+static LINES: LazyLock<Vec<Bytes>> = LazyLock::new(seeds::lines);
+/// What each target is begun with.
+static SEEDS: LazyLock<BTreeMap<&str, Vec<Bytes>>> =
+    LazyLock::new(|| targets::TARGETS.map(|(name, _)| (name, seeds::seeds(name))).into());
 
 /// What stands where something else should.
 const ODD: [&str; 12] = [
@@ -60,22 +59,64 @@ proptest! {
 
     #[test]
     fn damaged_lines_keep_every_law(stories in prop::collection::vec(damaged_story(), 1..4)) {
-        keeps_every_law(&stories.concat());
+        targets::steps(&stories.concat().join(&b'\n'));
     }
 
     #[test]
-    fn random_bytes_keep_every_law(lines in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..80), 1..8)) {
-        let lines = lines.into_iter().map(|line| line.into_iter().filter(|byte| *byte != b'\n').collect());
-        keeps_every_law(&lines.collect::<Vec<Bytes>>());
+    fn json_keeps_every_law(input in damaged("json")) {
+        targets::json(&input);
+    }
+
+    #[test]
+    fn strings_keep_every_law(input in damaged("strings")) {
+        targets::strings(&input);
+    }
+
+    #[test]
+    fn event_streams_keep_every_law(input in damaged("sse")) {
+        targets::sse(&input);
+    }
+
+    #[test]
+    fn cursors_keep_every_law(input in damaged("cursors")) {
+        targets::cursors(&input);
+    }
+
+    #[test]
+    fn stored_events_keep_every_law(input in damaged("stored")) {
+        targets::stored(&input);
+    }
+
+    #[test]
+    fn random_bytes_keep_every_law(input in prop::collection::vec(any::<u8>(), 0..300)) {
+        targets::TARGETS.iter().for_each(|(_, target)| target(&input));
     }
 }
 
-fn keeps_every_law(lines: &[Bytes]) {
-    let reading = laws::read(lines);
-    laws::every_line_is_accounted_for(&reading);
-    laws::a_new_owner_goes_on_with_the_same_events(&reading, 0, 1);
-    laws::the_text_is_the_same_live_and_later(&reading);
-    reading.events.iter().for_each(laws::an_event_is_well_formed_everywhere);
+#[test]
+fn every_seed_keeps_every_law() {
+    for (name, target) in targets::TARGETS {
+        assert!(SEEDS[name].len() > 10, "{name} has few seeds");
+        SEEDS[name].iter().for_each(|seed| target(seed));
+    }
+}
+
+/// What a fuzzer has found, by target: it stays found.
+#[test]
+fn what_was_found_keeps_every_law() {
+    let found: [(targets::Target, &[u8]); 0] = [];
+    found.iter().for_each(|(target, input)| target(input));
+}
+
+/// A seed of the target with some damage, its choices included.
+fn damaged(target: &'static str) -> impl Strategy<Value = Bytes> {
+    (any::<Index>(), any::<[u8; 24]>(), prop::collection::vec(damage(), 0..5)).prop_map(move |(seed, choices, damages)| {
+        // The choices apart, so that JSON can be damaged as JSON.
+        let choices = &choices[..2 * seeds::choices(target)];
+        let seed = seed.get(&SEEDS[target]).slice(choices.len()..);
+        let bytes = damages.iter().fold(seed, |bytes, damage| damage.applied_to(&bytes));
+        Bytes::from([choices, &bytes].concat())
+    })
 }
 
 /// A few lines that stood together.
@@ -117,7 +158,6 @@ impl Damage {
             Self::Replace(at, odd) => return replaced(line, *at, Some(odd.get(&ODD))),
             Self::Drop(at) => return replaced(line, *at, None),
         }
-        bytes.retain(|byte| *byte != b'\n');
         bytes.into()
     }
 }

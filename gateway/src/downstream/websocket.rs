@@ -1,5 +1,8 @@
 //! A run's steps over WebSocket (contracts/ws-run-stream.md).
 
+#[cfg(feature = "test-echo")]
+pub(super) mod echo;
+
 use std::{collections::VecDeque, time::Duration};
 
 use axum::{
@@ -21,7 +24,7 @@ use serde::Deserialize;
 use tokio::{io::AsyncWriteExt as _, time::timeout};
 use tokio_tungstenite::{
     WebSocketStream,
-    tungstenite::{self, Message, handshake::derive_accept_key, protocol::Role, protocol::WebSocketConfig},
+    tungstenite::{self, Message, error::ProtocolError, handshake::derive_accept_key, protocol::Role, protocol::WebSocketConfig},
 };
 
 use super::{
@@ -70,9 +73,18 @@ pub(super) async fn stream(
     let admitted = gateway.gate().admits(&headers);
     let options =
         Options { deltas: query.deltas.as_deref() == Some("1"), waits_for_message: query.resume.as_deref() == Some("message") };
-    handover.after_switch(move |raw| async move {
+    switch(&handover, key, move |raw| async move {
         Socket::new(raw, &gateway).await.serve(&gateway, admitted, run, place, options).await;
-    });
+    })
+}
+
+/// Accepts an upgrade; `next` goes on with the socket.
+fn switch<F: Future<Output = ()> + Send + 'static>(
+    handover: &Handover,
+    key: HeaderValue,
+    next: impl FnOnce(RawSocket) -> F + Send + 'static,
+) -> Response {
+    handover.after_switch(next);
     let headers = [
         (header::CONNECTION, HeaderValue::from_static("Upgrade")),
         (header::UPGRADE, HeaderValue::from_static("websocket")),
@@ -120,6 +132,17 @@ fn encode(_: &RunId, item: &Item) -> Option<Bytes> {
         Item::Text { text, .. } => Some(text.websocket()),
         // Only the client's own task knows the cursor that goes with it.
         Item::Hole { .. } => None,
+    }
+}
+
+/// How a stream ends whose client cannot be read any more.
+fn because_of(error: &tungstenite::Error) -> Goodbye {
+    match error {
+        tungstenite::Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) => Goodbye::ClientLeft,
+        tungstenite::Error::Protocol(_) => Goodbye::BadFrame,
+        tungstenite::Error::Utf8(_) => Goodbye::NotUtf8,
+        tungstenite::Error::Capacity(_) => Goodbye::BadMessage,
+        _ => Goodbye::ClientLeft,
     }
 }
 
@@ -195,10 +218,8 @@ impl Socket {
                 Place::read(resume.cursor.as_deref(), since.as_deref(), run).map_err(|_| Goodbye::BadMessage)
             }
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(Place::Start),
-            Some(
-                Ok(Message::Binary(_))
-                | Err(tungstenite::Error::Capacity(_) | tungstenite::Error::Protocol(_) | tungstenite::Error::Utf8(_)),
-            ) => Err(Goodbye::BadMessage),
+            Some(Ok(Message::Binary(_))) => Err(Goodbye::BadMessage),
+            Some(Err(error)) => Err(because_of(&error)),
             _ => Err(Goodbye::ClientLeft),
         }
     }
@@ -220,6 +241,7 @@ impl Socket {
 
     /// Says goodbye in the protocol's own way. `rest`: what must be written before, to end a frame that was begun.
     async fn close(&mut self, goodbye: Goodbye, rest: Option<Bytes>) {
+        use futures_util::SinkExt as _;
         let ending = goodbye.ending();
         if goodbye != Goodbye::ClientLeft {
             let mut frame = vec![0x88, 2 + ending.close_reason.len() as u8];
@@ -231,6 +253,9 @@ impl Socket {
                 let answer = async { while let Some(Ok(_)) = self.socket.next().await {} };
                 let _ = timeout(CLOSE_WAIT, answer).await;
             }
+        } else {
+            // The library has the answer to the client's close ready.
+            let _ = timeout(CLOSE_WAIT, self.socket.flush()).await;
         }
         let _ = self.socket.get_mut().shutdown().await;
     }
@@ -402,9 +427,8 @@ fn heard_of(message: Option<tungstenite::Result<Message>>) -> Option<Goodbye> {
         Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => None,
         // Nothing that a client may say changes a stream that has begun.
         Some(Ok(Message::Text(text))) if serde_json::from_str::<serde_json::Map<_, _>>(&text).is_ok() => None,
-        Some(Ok(Message::Close(_)) | Err(tungstenite::Error::ConnectionClosed | tungstenite::Error::Io(_))) | None => {
-            Some(Goodbye::ClientLeft)
-        }
-        Some(Ok(Message::Text(_) | Message::Binary(_)) | Err(_)) => Some(Goodbye::BadMessage),
+        Some(Ok(Message::Close(_))) | None => Some(Goodbye::ClientLeft),
+        Some(Ok(Message::Text(_) | Message::Binary(_))) => Some(Goodbye::BadMessage),
+        Some(Err(error)) => Some(because_of(&error)),
     }
 }

@@ -27,6 +27,9 @@ impl Line {
 /// What is kept of a line over the limit.
 const HEAD_BYTES: usize = 1024;
 
+/// A byte order mark.
+const BOM: &[u8] = "\u{feff}".as_bytes();
+
 /// Gathers pieces of any size into lines. A line that lies within one piece is not copied again.
 #[derive(Debug)]
 pub struct Lines {
@@ -48,6 +51,13 @@ impl Lines {
     /// Takes in a piece; gives the lines that it completes.
     pub fn push(&mut self, piece: &[u8], out: &mut Vec<Line>) {
         self.held.extend_from_slice(piece);
+        if self.at_start && self.held.len() >= BOM.len() {
+            self.at_start = false;
+            if self.held.starts_with(BOM) {
+                self.held.advance(BOM.len());
+                self.searched = 0;
+            }
+        }
         while let Some(at) = memchr(b'\n', &self.held[self.searched..]) {
             let line = self.held.split_to(self.searched + at);
             self.held.advance(1);
@@ -55,9 +65,10 @@ impl Lines {
             out.push(self.complete(line.freeze()));
         }
         self.searched = self.held.len();
-        if self.held.len() > self.bytes_max {
+        // The first bytes may be half a mark.
+        if self.held.len() > self.bytes_max && !self.at_start {
             // Keep the head once, throw the rest away as it comes.
-            let keep = if self.skipped == 0 { HEAD_BYTES } else { HEAD_BYTES.min(self.held.len()) };
+            let keep = HEAD_BYTES.min(self.bytes_max);
             self.skipped += (self.held.len() - keep) as u64;
             self.held.truncate(keep);
             self.searched = keep;
@@ -71,15 +82,14 @@ impl Lines {
         (!rest.is_empty() || self.skipped > 0).then(|| self.complete(rest))
     }
 
-    fn complete(&mut self, mut line: Bytes) -> Line {
-        if std::mem::replace(&mut self.at_start, false) && line.starts_with("\u{feff}".as_bytes()) {
-            line.advance(3);
-        }
+    fn complete(&mut self, line: Bytes) -> Line {
+        self.at_start = false;
         let skipped = std::mem::take(&mut self.skipped);
         if skipped == 0 && line.len() <= self.bytes_max {
             return Line::Whole(line);
         }
-        Line::TooLong { bytes: line.len() as u64 + skipped, head: line.slice(..line.len().min(HEAD_BYTES)) }
+        let keep = HEAD_BYTES.min(self.bytes_max).min(line.len());
+        Line::TooLong { bytes: line.len() as u64 + skipped, head: line.slice(..keep) }
     }
 }
 
@@ -89,34 +99,52 @@ mod tests {
 
     use super::*;
 
+    /// The laws, for any bytes: the first choose the limit and the pieces. Lines are those between the LFs, however the
+    /// bytes come; one over the limit is told with its length and how it starts.
+    fn keeps_every_law(bytes: &[u8]) {
+        let mut choices = bytes.iter().map(|byte| usize::from(*byte));
+        let limit = [1, 64, 1023, 1024, 1500][choices.next().unwrap_or_default() % 5];
+        let most = 1 + 7 * choices.next().unwrap_or_default();
+        let text = bytes.get(2..).unwrap_or_default();
+        let (mut lines, mut out, mut rest) = (Lines::new(limit, true), Vec::new(), text);
+        while !rest.is_empty() {
+            let length = 1 + choices.next().unwrap_or_default() % most;
+            let piece = rest.split_off(..length.min(rest.len())).unwrap_or_default();
+            lines.push(piece, &mut out);
+            assert!(lines.held.len() <= limit.max(BOM.len()), "{} bytes are held, the limit is {limit}", lines.held.len());
+        }
+        out.extend(lines.end());
+        let mut want: Vec<&[u8]> = text.strip_prefix(BOM).unwrap_or(text).split(|byte| *byte == b'\n').collect();
+        want.pop_if(|last| last.is_empty());
+        let want: Vec<Line> = want
+            .into_iter()
+            .map(|line| match line.len() {
+                length if length <= limit => Line::Whole(Bytes::copy_from_slice(line)),
+                length => Line::TooLong {
+                    bytes: length as u64,
+                    head: Bytes::copy_from_slice(&line[..length.min(HEAD_BYTES).min(limit)]),
+                },
+            })
+            .collect();
+        assert_eq!(out, want, "limit {limit}");
+    }
+
     proptest! {
         #[test]
         fn lines_are_the_same_however_the_bytes_are_cut(
-            text in prop::collection::vec(prop_oneof![Just(b'\n'), any::<u8>()], 0..300),
-            cuts in prop::collection::vec(1usize..40, 0..40),
+            choices: [u8; 2],
+            starts_with_mark: bool,
+            lines in prop::collection::vec((any::<u8>(), prop_oneof![0usize..5, 60usize..70, 1000usize..1100, 1400usize..4000]), 0..8),
+            noise in prop::collection::vec(any::<u8>(), 0..40),
         ) {
-            let mut lines = Lines::new(64, false);
-            let (mut out, mut rest) = (Vec::new(), &text[..]);
-            for cut in cuts {
-                let (piece, after) = rest.split_at(cut.min(rest.len()));
-                lines.push(piece, &mut out);
-                rest = after;
-            }
-            lines.push(rest, &mut out);
-            out.extend(lines.end());
-            let mut want: Vec<&[u8]> = text.split(|byte| *byte == b'\n').collect();
-            want.pop_if(|last| last.is_empty());
-            prop_assert_eq!(out.len(), want.len());
-            for (line, want) in out.iter().zip(want) {
-                match line {
-                    Line::Whole(line) => prop_assert_eq!(&line[..], want),
-                    Line::TooLong { bytes, head } => {
-                        prop_assert!(want.len() > 64);
-                        prop_assert_eq!(*bytes as usize, want.len());
-                        prop_assert!(want.starts_with(head));
-                    }
-                }
-            }
+            let mark = if starts_with_mark { BOM } else { &[] };
+            let lines = lines.into_iter().map(|(byte, length)| vec![byte; length]).collect::<Vec<_>>().join(&b'\n');
+            keeps_every_law(&[&choices[..], mark, &lines, &noise].concat());
+        }
+
+        #[test]
+        fn nonsense_keeps_every_law(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            keeps_every_law(&bytes);
         }
     }
 

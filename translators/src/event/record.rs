@@ -99,7 +99,8 @@ pub fn decode_record(run: &RunId, seq: Seq, bytes: &Bytes) -> Result<Event, Reco
         for (name, slot) in parts(&mut body) {
             let Some((start, length)) = record.inside.get(name) else { continue };
             let end = start.checked_add(*length).filter(|end| *end <= whole.len()).ok_or(RecordError::Part)?;
-            *slot = Some(Json::built(whole.slice(*start..end)));
+            let part = whole.slice(*start..end);
+            *slot = Some(Json::parse(&part).ok().filter(|json| *json.bytes() == part).ok_or(RecordError::Part)?);
         }
     }
     let step = record.step.map(|head| Step { id: head.id, index: head.index, late: head.late, data: data.map(Json::built) });
@@ -167,6 +168,7 @@ mod tests {
             b"{\"v\":1",
             b"{\"v\":9,\"at\":0,\"family\":\"steps\",\"body\":\"step_only\"}",
             b"{\"v\":1,\"at\":0,\"family\":\"steps\",\"body\":{\"turn_ended\":{\"result\":null}},\"inside\":{\"result\":[0,9]}}",
+            b"{\"v\":1,\"at\":0,\"family\":\"steps\",\"body\":{\"turn_ended\":{\"result\":null}},\"step\":{\"id\":\"i\",\"index\":0},\"inside\":{\"result\":[0,2]},\"data\":[1,2]}",
         ] {
             assert!(decode_record(&run, 1, &Bytes::copy_from_slice(bad)).is_err());
         }

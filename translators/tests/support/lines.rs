@@ -11,7 +11,7 @@ pub struct Input {
 
 /// Every file of `tests/fixtures` that is an input of lines, as the manifest and the folders have them.
 pub fn recorded() -> Vec<Input> {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let fixtures = home().join("../tests/fixtures");
     let manifest = fs::read_to_string(fixtures.join("faults/MANIFEST.tsv")).expect("a manifest");
     let faults = manifest.lines().filter_map(|row| row.split_once("\tstdin\t")).map(|(name, _)| format!("faults/{name}"));
     let runs = ["failed-run", "fix-failing-test", "long-refactor"].map(|name| format!("runs/{name}"));
@@ -30,4 +30,10 @@ fn split(input: &Bytes) -> Vec<Bytes> {
     let mut lines: Vec<_> = input.split(|byte| *byte == b'\n').map(|line| input.slice_ref(line)).collect();
     lines.pop_if(|last| last.is_empty());
     lines
+}
+
+/// The folder of the translators; `fuzz/`, which takes this file in, lies below it.
+fn home() -> &'static Path {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.ancestors().find(|folder| folder.ends_with("translators")).unwrap_or(own)
 }

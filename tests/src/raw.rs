@@ -1,0 +1,79 @@
+//! Raw readers, for tests with a thousand of them: a socket, a head, and bytes that are searched, not parsed.
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use crate::records::Way;
+
+/// Lets this process, and the servers that it starts, have so many files open.
+pub fn allow_files(count: u64) {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < count) {
+        limit.current = Some(limit.maximum.map_or(count, |maximum| maximum.min(count)));
+        setrlimit(Resource::Nofile, limit).expect("no more than the hard limit");
+    }
+    let now = getrlimit(Resource::Nofile).current;
+    assert!(now.is_none_or(|now| now >= count), "{count} open files are needed, the hard limit is {now:?}");
+}
+
+/// A stream whose head was read.
+pub struct RawStream {
+    socket: TcpStream,
+    /// What came with the head.
+    rest: Vec<u8>,
+}
+
+impl RawStream {
+    /// Opens the stream of a run over SSE or WebSocket; `query` says from where on.
+    pub async fn open(base: &str, way: Way, run: &str, query: &str) -> Self {
+        let request = match way {
+            Way::Sse => {
+                format!("GET /v1/nodes/{run}/events?{query} HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n")
+            }
+            Way::WebSocket => format!(
+                "GET /v1/agents/runs/{run}/stream?{query} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+            ),
+            _ => unimplemented!("raw streams are SSE or WebSocket"),
+        };
+        let mut socket = TcpStream::connect(base.trim_start_matches("http://")).await.expect("connected");
+        socket.write_all(request.as_bytes()).await.expect("asked");
+        let mut head = Vec::new();
+        loop {
+            assert!(socket.read_buf(&mut head).await.expect("an answer") > 0, "refused: {}", String::from_utf8_lossy(&head));
+            if let Some(at) = memchr::memmem::find(&head, b"\r\n\r\n") {
+                let rest = head.split_off(at + 4);
+                assert!(head.starts_with(b"HTTP/1.1 200") || head.starts_with(b"HTTP/1.1 101"), "{head:?}");
+                return Self { socket, rest };
+            }
+        }
+    }
+
+    /// Reads until `count` numbers have come, each written as `mark` and six digits, and counted from 0: one that is
+    /// missing, twice or out of order is a failure.
+    pub async fn read_numbers(&mut self, mark: &str, count: usize) {
+        let finder = memchr::memmem::Finder::new(mark);
+        let mut held = std::mem::take(&mut self.rest);
+        let mut next = 0;
+        loop {
+            let mut at = 0;
+            while let Some(found) = finder.find(&held[at..]) {
+                let start = at + found + mark.len();
+                let Some(digits) = held.get(start..start + 6) else { break };
+                let number: usize = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok()).expect("six digits");
+                assert_eq!(number, next, "lost, twice or out of order");
+                next += 1;
+                at = start + 6;
+            }
+            if next == count {
+                return;
+            }
+            // A mark may have come in part.
+            let keep = held.len().saturating_sub(mark.len() + 5).max(at);
+            held.drain(..keep);
+            assert!(self.socket.read_buf(&mut held).await.expect("readable") > 0, "the stream ended behind {next} numbers");
+        }
+    }
+}

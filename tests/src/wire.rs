@@ -1,0 +1,82 @@
+//! A TCP connection that is cut in the middle of anything: what a client loses when its network goes.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, copy},
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+};
+
+/// Stands between a server and one connection to it.
+pub struct Wire {
+    /// `http://127.0.0.1:PORT`, where the client connects.
+    pub base: String,
+    is_cut: Arc<AtomicBool>,
+    task: JoinHandle<()>,
+}
+
+/// When a [`Wire`] is cut.
+#[derive(Clone, Copy, Debug)]
+pub struct CutAfter {
+    /// So many bytes of the server have come through, heads included.
+    pub bytes: u64,
+    /// By a reset: what the client has not read yet is lost as well.
+    pub by_reset: bool,
+}
+
+impl Wire {
+    /// A wire to `base`.
+    pub async fn to(base: &str, cut: Option<CutAfter>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (server, is_cut) = (base.trim_start_matches("http://").to_owned(), Arc::new(AtomicBool::new(false)));
+        let tell = is_cut.clone();
+        let task = tokio::spawn(async move {
+            let Ok((client, _)) = listener.accept().await else { return };
+            drop(listener);
+            let Ok(server) = TcpStream::connect(server).await else { return };
+            carry(client, server, cut, &tell).await;
+        });
+        Self { base: format!("http://{address}"), is_cut, task }
+    }
+
+    pub fn is_cut(&self) -> bool {
+        self.is_cut.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn carry(mut client: TcpStream, mut server: TcpStream, cut: Option<CutAfter>, is_cut: &AtomicBool) {
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let limit = cut.map_or(u64::MAX, |cut| cut.bytes);
+    {
+        let ((mut from_client, mut to_client), (from_server, mut to_server)) = (client.split(), server.split());
+        let up = async {
+            let _ = copy(&mut from_client, &mut to_server).await;
+            let _ = to_server.shutdown().await;
+            Ok(())
+        };
+        let down = async {
+            if copy(&mut from_server.take(limit), &mut to_client).await.is_ok_and(|bytes| bytes == limit) {
+                // Before the client can notice it.
+                is_cut.store(true, Ordering::SeqCst);
+                return Err(());
+            }
+            let _ = to_client.shutdown().await;
+            Ok(())
+        };
+        let _ = tokio::try_join!(up, down);
+    }
+    if cut.is_some_and(|cut| cut.by_reset) && is_cut.load(Ordering::SeqCst) {
+        let _ = client.set_zero_linger();
+    }
+}

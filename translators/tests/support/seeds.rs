@@ -1,0 +1,58 @@
+//! What a target is begun with: recorded lines and the cases, in the form that its decoder reads.
+
+use bytes::Bytes;
+use runcast_translators::{
+    bridge::{Offset, cursor::Part},
+    event::{RunId, encode_record},
+    nodes,
+    steps::Cursor,
+};
+
+use crate::{case, laws, lines};
+
+/// Lines to begin with: all that is recorded but the large ones, and the cases, which have the rare kinds.
+pub fn lines() -> Vec<Bytes> {
+    let recorded = lines::recorded().into_iter().filter(|input| !input.name.contains("long")).flat_map(|input| input.lines);
+    let cases = case::Case::all("steps");
+    let cases = cases.iter().flat_map(|case| case.section("in").lines()).filter(|line| !line.starts_with('!'));
+    let cases: Vec<_> = cases.map(|line| Bytes::copy_from_slice(line.as_bytes())).collect();
+    // Cases tell short stories: they come up as often as all the rest.
+    recorded.filter(|line| line.len() < 1500).chain(std::iter::repeat_n(cases, 3).flatten()).collect()
+}
+
+/// How many choices of two bytes a target takes off the front of its input.
+pub fn choices(target: &str) -> usize {
+    match target {
+        "json" => 1,
+        "strings" => 2,
+        "sse" => 3,
+        "cursors" => 12,
+        _ => 0,
+    }
+}
+
+/// Inputs for a target, by its name in `TARGETS`.
+pub fn seeds(target: &str) -> Vec<Bytes> {
+    let lines = lines();
+    let events = || laws::read(&lines).events;
+    let with_choices = |bytes: &[u8]| Bytes::from([&vec![1; 2 * choices(target)], bytes].concat());
+    match target {
+        "steps" => lines.chunks(4).map(|lines| Bytes::from(lines.join(&b'\n'))).collect(),
+        "json" | "strings" => lines.iter().map(|line| with_choices(line)).collect(),
+        "sse" => {
+            let records: Vec<_> = events().iter().filter_map(|event| Some(nodes::encode::record(event, 0)?.sse())).collect();
+            let opening = b"\xef\xbb\xbfretry: 10\r\nid: 5\r\r: hi\n\nevent\ndata\ndata: a\r\n\r\n".to_vec();
+            std::iter::once(&[opening][..]).chain(records.chunks(3)).map(|records| with_choices(&records.concat())).collect()
+        }
+        "cursors" => {
+            let run = RunId::new("run-1").expect("plain");
+            let numbers = ["0", "-1", "007", "10000003", "9007199254740991", "18446744073709551616", "run-1", "läuft"];
+            let cursors = (0..8).flat_map(|seq| {
+                let part = if seq % 2 == 0 { Part::Record } else { Part::Done };
+                [Cursor { incarnation: 1, seq }.write(&run), Offset { incarnation: 2, seq, part }.write(&run)]
+            });
+            numbers.map(str::to_owned).into_iter().chain(cursors).map(|text| with_choices(text.as_bytes())).collect()
+        }
+        _ => events().iter().map(|event| encode_record(&event.fact).into()).filter(|bytes: &Bytes| bytes.len() < 3000).collect(),
+    }
+}
