@@ -153,10 +153,10 @@ impl Server {
         self.said.lock().expect("not poisoned").clone()
     }
 
-    /// How much memory it has, in bytes.
-    pub fn resident_bytes(&self) -> u64 {
+    /// How much memory it has of its own, in bytes: without the program and other files.
+    pub fn memory_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the server runs");
-        let line = status.lines().find(|line| line.starts_with("VmRSS")).expect("a line");
+        let line = status.lines().find(|line| line.starts_with("RssAnon")).expect("a line");
         line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
     }
 

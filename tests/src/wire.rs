@@ -7,7 +7,8 @@ use std::sync::{
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::watch,
     task::JoinHandle,
 };
 
@@ -16,6 +17,7 @@ pub struct Wire {
     /// `http://127.0.0.1:PORT`, where the client connects.
     pub base: String,
     is_cut: Arc<AtomicBool>,
+    is_held: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
 
@@ -28,20 +30,43 @@ pub struct CutAfter {
     pub by_reset: bool,
 }
 
+/// What a held wire lets through before it takes no more from the server: the head of an answer and a little more.
+const FREE_BYTES: u64 = 4096;
+/// What a held wire takes from the server without giving it on.
+const HELD_BYTES: u32 = 64 * 1024;
+
 impl Wire {
     /// A wire to `base`.
     pub async fn to(base: &str, cut: Option<CutAfter>) -> Self {
+        Self::begin(base, cut, false).await
+    }
+
+    /// A wire that soon takes nothing from the server, until it is told to: [`Self::let_go`].
+    pub async fn held(base: &str) -> Self {
+        Self::begin(base, None, true).await
+    }
+
+    async fn begin(base: &str, cut: Option<CutAfter>, is_held: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (server, is_cut) = (base.trim_start_matches("http://").to_owned(), Arc::new(AtomicBool::new(false)));
         let tell = is_cut.clone();
+        let (is_held, held) = watch::channel(is_held);
         let task = tokio::spawn(async move {
             let Ok((client, _)) = listener.accept().await else { return };
             drop(listener);
-            let Ok(server) = TcpStream::connect(server).await else { return };
-            carry(client, server, cut, &tell).await;
+            let socket = TcpSocket::new_v4().expect("a socket");
+            if *held.borrow() {
+                let _ = socket.set_recv_buffer_size(HELD_BYTES);
+            }
+            let Ok(server) = socket.connect(server.parse().expect("an address")).await else { return };
+            carry(client, server, cut, held, &tell).await;
         });
-        Self { base: format!("http://{address}"), is_cut, task }
+        Self { base: format!("http://{address}"), is_cut, is_held, task }
+    }
+
+    pub fn let_go(&self) {
+        self.is_held.send_replace(false);
     }
 
     pub fn is_cut(&self) -> bool {
@@ -55,17 +80,27 @@ impl Drop for Wire {
     }
 }
 
-async fn carry(mut client: TcpStream, mut server: TcpStream, cut: Option<CutAfter>, is_cut: &AtomicBool) {
+async fn carry(
+    mut client: TcpStream,
+    mut server: TcpStream,
+    cut: Option<CutAfter>,
+    mut held: watch::Receiver<bool>,
+    is_cut: &AtomicBool,
+) {
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let limit = cut.map_or(u64::MAX, |cut| cut.bytes);
     {
-        let ((mut from_client, mut to_client), (from_server, mut to_server)) = (client.split(), server.split());
+        let ((mut from_client, mut to_client), (mut from_server, mut to_server)) = (client.split(), server.split());
         let up = async {
             let _ = copy(&mut from_client, &mut to_server).await;
             let _ = to_server.shutdown().await;
             Ok(())
         };
         let down = async {
+            if *held.borrow() {
+                let _ = copy(&mut (&mut from_server).take(FREE_BYTES), &mut to_client).await;
+                let _ = held.wait_for(|held| !held).await;
+            }
             if copy(&mut from_server.take(limit), &mut to_client).await.is_ok_and(|bytes| bytes == limit) {
                 // Before the client can notice it.
                 is_cut.store(true, Ordering::SeqCst);
