@@ -57,9 +57,15 @@ impl App {
         let mut tasks = JoinSet::new();
         tasks.spawn(listen::serve(listener, routes, settings.clone(), stopped.clone()));
         let upstreams = Upstreams::default();
-        let admin = health::routes(Admin { log: shared, render, upstreams: upstreams.clone(), draining: stopped.clone() });
+        let admin = health::routes(Admin {
+            log: shared,
+            render: render.clone(),
+            upstreams: upstreams.clone(),
+            draining: stopped.clone(),
+        });
         tasks.spawn(serve_admin(admin_listener, admin, stopped.clone(), drain.clone()));
         tasks.spawn(sweep(log.clone(), settings.clone(), stopped.clone()));
+        tasks.spawn(metrics::keep_up(render, stopped.clone()));
         for Upstream::Ndjson(file) in settings.upstream.clone() {
             tasks.spawn(upstream::ndjson::follow(
                 ingest.clone(),

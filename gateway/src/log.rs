@@ -6,7 +6,7 @@ mod embedded;
 
 pub use embedded::Embedded;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use async_trait::async_trait;
 use runcast_translators::{
@@ -61,7 +61,11 @@ pub struct ReadLimit {
 #[derive(Clone, Debug)]
 pub enum TailItem {
     /// Events that are kept now, in order.
-    Committed(Arc<[Arc<Event>]>),
+    Committed {
+        events: Arc<[Arc<Event>]>,
+        /// When they were kept.
+        at: Instant,
+    },
     Live(Arc<LiveItem>),
 }
 

@@ -117,7 +117,7 @@ async fn a_follower_misses_nothing_and_is_told_nothing_before_it_is_kept() {
         assert!(seen.len() as u64 >= tail.head);
         while seen.last() != Some(&200) {
             match tail.items.recv().await {
-                Ok(TailItem::Committed(events)) => {
+                Ok(TailItem::Committed { events, .. }) => {
                     let last = events.last().expect("events").seq;
                     assert!(seqs(&log, "r", last - 1, ALL).await.contains(&last), "told before it was kept");
                     // What is committed between following and reading comes twice, and is recognised.

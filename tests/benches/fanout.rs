@@ -47,6 +47,8 @@ struct Counter {
     pending: u64,
     head: Vec<u8>,
     records: u64,
+    /// A close frame came.
+    is_over: bool,
 }
 
 impl Counter {
@@ -79,6 +81,7 @@ impl Counter {
                         [_, short] if short < 126 => u64::from(short),
                         _ => continue,
                     };
+                    self.is_over |= self.head[0] == 0x88;
                     self.head.clear();
                     self.pending = length;
                     self.records += u64::from(length == 0);
@@ -130,7 +133,6 @@ impl Clients {
                 counter.push(way, &rest);
                 records.fetch_add(counter.records, Ordering::Relaxed);
                 drop((head, rest));
-                // A stream that is over ends as its client likes: by the answer's end, or by a close frame that is answered.
                 loop {
                     let length = match socket.read(&mut buffer).await {
                         Ok(0) | Err(_) => return,
@@ -140,6 +142,9 @@ impl Clients {
                     counter.push(way, &buffer[..length]);
                     bytes.fetch_add(length as u64, Ordering::Relaxed);
                     records.fetch_add(counter.records - before, Ordering::Relaxed);
+                    if counter.is_over {
+                        return;
+                    }
                 }
             });
         }

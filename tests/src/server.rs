@@ -216,6 +216,25 @@ impl Server {
             .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
             .sum()
     }
+
+    /// The least bound that so much of a histogram's samples lie under (`fraction` of 1), over all its labels.
+    pub async fn quantile(&self, name: &str, fraction: f64) -> f64 {
+        let text =
+            self.client().get(format!("{}/metrics", self.admin)).send().await.expect("an answer").text().await.expect("a body");
+        let mut buckets: Vec<(f64, f64)> = Vec::new();
+        for line in text.lines().filter(|line| line.split('{').next() == Some(&format!("{name}_bucket"))) {
+            let bound = line.split("le=\"").nth(1).and_then(|rest| rest.split('"').next()).expect("a bound");
+            let bound = if bound == "+Inf" { f64::INFINITY } else { bound.parse().expect("a number") };
+            let count: f64 = line.rsplit(' ').next().and_then(|count| count.parse().ok()).expect("a count");
+            match buckets.iter_mut().find(|(known, _)| *known == bound) {
+                Some((_, sum)) => *sum += count,
+                None => buckets.push((bound, count)),
+            }
+        }
+        let all = buckets.iter().map(|(_, count)| *count).fold(0.0, f64::max);
+        let enough = buckets.into_iter().filter(|(_, count)| *count >= all * fraction);
+        enough.map(|(bound, _)| bound).fold(f64::INFINITY, f64::min)
+    }
 }
 
 impl Drop for Server {

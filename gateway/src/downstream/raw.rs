@@ -85,9 +85,9 @@ impl RawSocket {
         self.muted = muted;
     }
 
-    /// Writes whole pieces, many in one write.
-    pub async fn write(&self, pieces: &mut VecDeque<Bytes>) -> Result<(), Unwritten> {
-        let mut is_begun = false;
+    /// Writes whole pieces, many in one write; gives how many writes it took.
+    pub async fn write(&self, pieces: &mut VecDeque<Bytes>) -> Result<usize, Unwritten> {
+        let (mut is_begun, mut writes) = (false, 0);
         while !pieces.is_empty() {
             let mut written = match self.try_write(pieces) {
                 Ok(0) => return Err(Unwritten::Gone),
@@ -101,6 +101,7 @@ impl RawSocket {
                 }
                 Err(_) => return Err(Unwritten::Gone),
             };
+            writes += 1;
             while let Some(front) = pieces.front_mut() {
                 if written < front.len() {
                     front.advance(written);
@@ -112,7 +113,7 @@ impl RawSocket {
                 is_begun = false;
             }
         }
-        Ok(())
+        Ok(writes)
     }
 
     fn try_write(&self, pieces: &VecDeque<Bytes>) -> io::Result<usize> {

@@ -213,7 +213,7 @@ impl Stream {
     /// The next bytes, and whether more may follow.
     async fn next(&mut self, first: Option<HttpChunk>) -> (Bytes, bool) {
         if let Some(first) = first {
-            self.watch.connection.sent(0, first.payload().len());
+            self.watch.connection.sent(0, first.payload().len(), 0);
             return (first.payload(), true);
         }
         loop {
@@ -265,8 +265,8 @@ impl Stream {
         let (mut pieces, mut records) = (first.into_iter().collect::<VecDeque<Bytes>>(), 0);
         loop {
             let bytes = pieces.iter().map(Bytes::len).sum();
-            socket.write(&mut pieces).await?;
-            self.watch.connection.sent(records, bytes);
+            let writes = socket.write(&mut pieces).await?;
+            self.watch.connection.sent(records, bytes, writes);
             self.items.clear();
             let happening = tokio::select! {
                 biased;

@@ -212,7 +212,7 @@ impl Watch {
 
     /// Something was handed to the peer's side; a peer that is stuck asks for more too late.
     pub fn handed_over(&mut self, frames: usize, bytes: usize) {
-        self.connection.sent(frames, bytes);
+        self.connection.sent(frames, bytes, 0);
         self.last = Some(Instant::now());
     }
 

@@ -230,7 +230,8 @@ impl Socket {
     }
 
     /// Writes whole frames. Nothing of the library's own may stand half-written before them.
-    async fn write(&mut self, frames: &mut VecDeque<Bytes>) -> Result<(), Unwritten> {
+    /// Gives how many writes it took.
+    async fn write(&mut self, frames: &mut VecDeque<Bytes>) -> Result<usize, Unwritten> {
         match timeout(self.stall, self.socket.flush()).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return Err(Unwritten::Gone),
@@ -352,8 +353,9 @@ impl Session {
                 socket.socket.get_mut().mute(false);
                 self.items.extend(read.drain(..));
                 if let Some(rest) = self.watch.reader.take_rest() {
-                    self.watch.connection.sent(0, rest.len());
-                    socket.socket.get_ref().write(&mut VecDeque::from([rest])).await?;
+                    let bytes = rest.len();
+                    let writes = socket.socket.get_ref().write(&mut VecDeque::from([rest])).await?;
+                    self.watch.connection.sent(0, bytes, writes);
                 }
                 is_news |= self.watch.reader.written() != before;
                 match heard {
@@ -370,7 +372,9 @@ impl Session {
                     }
                     Heard::Client(message) => match heard_of(message) {
                         // With what the library has to say to it.
-                        None => socket.write(&mut VecDeque::new()).await?,
+                        None => {
+                            socket.write(&mut VecDeque::new()).await?;
+                        }
                         Some(goodbye) => return Ok(goodbye),
                     },
                 }
@@ -392,8 +396,8 @@ impl Session {
     async fn send(&mut self, socket: &mut Socket, mut frames: VecDeque<Bytes>) -> Result<(), Unwritten> {
         let (count, bytes) = (frames.len(), frames.iter().map(Bytes::len).sum());
         if count > 0 {
-            socket.write(&mut frames).await?;
-            self.watch.connection.sent(count, bytes);
+            let writes = socket.write(&mut frames).await?;
+            self.watch.connection.sent(count, bytes, writes);
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ use super::{
     bell::Listener,
     reader::{Place, Taken, take_ring},
 };
-use crate::ops::metrics::{Protocol, Sent};
+use crate::ops::metrics::{self, Histogram, Protocol, Sent};
 
 /// A socket that takes bytes at once or not at all.
 pub trait Sink: Send + Sync + 'static {
@@ -144,6 +144,7 @@ struct Pump {
     /// Made in this pass: clients at the same place share one.
     batches: Vec<Batch>,
     sent: Vec<(&'static Encoding, Sent)>,
+    delivery: Histogram,
 }
 
 /// What clients at one place are owed, in one encoding.
@@ -158,13 +159,18 @@ struct Batch {
     end: Position,
     /// There is more behind it.
     more: bool,
+    /// When its newest event was kept.
+    committed_at: Option<Instant>,
     records_sent: usize,
     bytes_sent: usize,
+    writes: usize,
+    /// Some of its writes are newer than the last measurement.
+    to_measure: bool,
 }
 
 impl Pump {
     fn new(hub: Arc<Hub>, shard: Arc<Shard>) -> Self {
-        Self { hub, shard, members: Vec::new(), batches: Vec::new(), sent: Vec::new() }
+        Self { hub, shard, members: Vec::new(), batches: Vec::new(), sent: Vec::new(), delivery: metrics::delivery() }
     }
 
     async fn run(mut self, mut listener: Listener) {
@@ -208,9 +214,11 @@ impl Pump {
             }
             turn += 1;
             if turn % TURN_CLIENTS == 0 {
+                self.measure();
                 tokio::task::yield_now().await;
             }
         }
+        self.measure();
         let mut more = false;
         for batch in self.batches.drain(..) {
             more |= batch.more;
@@ -220,7 +228,7 @@ impl Pump {
                     self.sent.push((batch.encoding, Sent::of(batch.encoding.protocol)));
                     self.sent.len() - 1
                 });
-                self.sent[at].1.add(batch.records_sent, batch.bytes_sent);
+                self.sent[at].1.add(batch.records_sent, batch.bytes_sent, batch.writes);
             }
         }
         more
@@ -255,6 +263,17 @@ impl Pump {
         stays
     }
 
+    /// One measurement for all that was just written.
+    fn measure(&mut self) {
+        for batch in &mut self.batches {
+            if std::mem::take(&mut batch.to_measure)
+                && let Some(at) = batch.committed_at
+            {
+                self.delivery.record(at.elapsed().as_secs_f64());
+            }
+        }
+    }
+
     fn batch(&mut self, from: Position, encoding: &'static Encoding) -> &mut Batch {
         let known = self.batches.iter().position(|batch| batch.from == from && std::ptr::eq(batch.encoding, encoding));
         let at = known.unwrap_or_else(|| {
@@ -268,10 +287,11 @@ impl Pump {
 impl Batch {
     fn new(hub: &Hub, from: Position, encoding: &'static Encoding) -> Self {
         let (mut items, mut end) = (Vec::new(), from);
-        let (taken, more) = {
+        let (taken, more, committed_at) = {
             let ring = hub.ring();
             let taken = take_ring(&ring, &mut end, encoding.text, hub.write_bytes_max, &mut items);
-            (taken, end.seq < ring.head())
+            let is_newest = from.seq < end.seq && end.seq == ring.head();
+            (taken, end.seq < ring.head(), ring.committed_at.filter(|_| is_newest))
         };
         let (mut parts, mut ends, mut length, mut position) = (Vec::new(), Vec::<(usize, Position)>::new(), 0, from);
         for item in &items {
@@ -292,7 +312,20 @@ impl Batch {
         }
         let bytes = if let [one] = &parts[..] { one.clone() } else { parts.concat().into() };
         let more = more && matches!(taken, Taken::Some);
-        Self { from, encoding, taken, bytes, ends, end, more, records_sent: 0, bytes_sent: 0 }
+        Self {
+            from,
+            encoding,
+            taken,
+            bytes,
+            ends,
+            end,
+            more,
+            committed_at,
+            records_sent: 0,
+            bytes_sent: 0,
+            writes: 0,
+            to_measure: false,
+        }
     }
 
     /// Notes that a client took the first `written` bytes; false when that was not all.
@@ -300,8 +333,10 @@ impl Batch {
         let whole = self.ends.partition_point(|(end, _)| *end <= written);
         self.records_sent += whole;
         self.bytes_sent += written;
+        self.writes += 1;
         if written == self.bytes.len() {
             place.position = self.end;
+            self.to_measure = true;
             return true;
         }
         let begun_at = whole.checked_sub(1).map_or(0, |last| self.ends[last].0);

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use runcast_config::{Fanout as FanoutSettings, Stream as StreamSettings};
@@ -197,7 +197,7 @@ impl Hub {
                     unwatched = idle;
                 }
                 item = tail.items.recv(), if !over => match item {
-                    Ok(TailItem::Committed(events)) => if self.commit(&events).await.is_err() {
+                    Ok(TailItem::Committed { events, at }) => if self.commit(&events, at).await.is_err() {
                         tail = self.follow_again().await;
                     },
                     Ok(TailItem::Live(item)) => self.live(&item),
@@ -252,13 +252,14 @@ impl Hub {
         }
     }
 
-    async fn commit(&self, events: &[Arc<Event>]) -> Result<(), ReadError> {
+    async fn commit(&self, events: &[Arc<Event>], at: Instant) -> Result<(), ReadError> {
         if let Some(first) = events.first()
             && first.seq > self.ring().head() + 1
         {
             self.catch_up(first.seq - 1).await?;
         }
         self.take(events);
+        self.ring().committed_at = Some(at);
         self.wake();
         Ok(())
     }

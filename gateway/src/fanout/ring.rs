@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     sync::{Arc, OnceLock},
+    time::Instant,
 };
 
 use bytes::Bytes;
@@ -25,6 +26,8 @@ pub(super) struct Ring {
     floor: Seq,
     open: OpenText,
     settled: bool,
+    /// When the newest event was kept, if it was told and not read.
+    pub committed_at: Option<Instant>,
 }
 
 /// The open text, as it came.
@@ -66,7 +69,16 @@ const CHUNKS_MAX: usize = 4;
 impl Ring {
     /// An empty ring of a run whose newest event is `head`.
     pub fn new(head: Seq, events_max: usize, bytes_max: usize) -> Self {
-        Self { frames: VecDeque::new(), bytes: 0, events_max, bytes_max, floor: head, open: OpenText::default(), settled: false }
+        Self {
+            frames: VecDeque::new(),
+            bytes: 0,
+            events_max,
+            bytes_max,
+            floor: head,
+            open: OpenText::default(),
+            settled: false,
+            committed_at: None,
+        }
     }
 
     pub fn head(&self) -> Seq {
@@ -96,6 +108,7 @@ impl Ring {
         if body.closes_text() {
             self.open = OpenText { base: frame.event.seq, ..OpenText::default() };
         }
+        self.committed_at = None;
         self.settled |= matches!(body, runcast_translators::event::Body::Settled(_));
         self.bytes += frame.weight();
         self.frames.push_back(frame);

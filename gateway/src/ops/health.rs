@@ -52,7 +52,6 @@ pub fn routes(admin: Admin) -> Router {
 
 async fn render(State(admin): State<Admin>) -> String {
     metrics::log_stats(&admin.log.stats());
-    admin.render.run_upkeep();
     admin.render.render()
 }
 

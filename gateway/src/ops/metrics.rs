@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+pub use metrics::Histogram;
 use metrics::{Counter, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use runcast_translators::{
     event::{Event, Family, RunStatus},
@@ -42,7 +43,10 @@ pub enum ResumedFrom {
     Gap,
 }
 
-const SECONDS: &[f64] = &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+const SECONDS: &[f64] =
+    &[0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+const KEEP_UP_EVERY: Duration = Duration::from_secs(5);
 
 /// Starts collecting; gives what renders `/metrics`.
 pub fn install() -> Result<metrics_exporter_prometheus::PrometheusHandle, metrics_exporter_prometheus::BuildError> {
@@ -51,12 +55,32 @@ pub fn install() -> Result<metrics_exporter_prometheus::PrometheusHandle, metric
     Ok(handle)
 }
 
+/// Folds samples into their histograms, so that they do not pile up where nobody asks for them.
+pub async fn keep_up(handle: metrics_exporter_prometheus::PrometheusHandle, mut stop: tokio::sync::watch::Receiver<bool>) {
+    let mut tick = tokio::time::interval(KEEP_UP_EVERY);
+    loop {
+        tokio::select! {
+            _ = tick.tick() => handle.run_upkeep(),
+            () = crate::stopped(&mut stop) => return,
+        }
+    }
+}
+
 fn describe() {
     describe_gauge!("runcast_connections", "Open streams by protocol.");
     describe_counter!("runcast_connects_total", "Streams that were begun, by protocol.");
     describe_counter!("runcast_goodbyes_total", "Streams that ended, by protocol and reason.");
     describe_counter!("runcast_frames_sent_total", "Records handed to sockets, by protocol.");
     describe_counter!("runcast_sent_bytes_total", Unit::Bytes, "Bytes handed to sockets, by protocol.");
+    describe_counter!(
+        "runcast_socket_writes_total",
+        "Writes to sockets, by protocol; not those of the HTTP library (gRPC, Connect, HTTP/2)."
+    );
+    describe_histogram!(
+        "runcast_delivery_seconds",
+        Unit::Seconds,
+        "From the commit of an event to its write to clients that have all before it; one sample for up to 32 clients."
+    );
     describe_counter!(
         "runcast_resumes_total",
         "Streams that began with a cursor, by protocol and where their events came from first."
@@ -101,6 +125,7 @@ pub struct Connection {
 pub struct Sent {
     frames: Counter,
     bytes: Counter,
+    writes: Counter,
 }
 
 impl Sent {
@@ -108,12 +133,15 @@ impl Sent {
         Self {
             frames: counter!("runcast_frames_sent_total", "protocol" => protocol.label()),
             bytes: counter!("runcast_sent_bytes_total", "protocol" => protocol.label()),
+            writes: counter!("runcast_socket_writes_total", "protocol" => protocol.label()),
         }
     }
 
-    pub fn add(&self, frames: usize, bytes: usize) {
+    /// `writes`: how many writes to sockets of ours it took.
+    pub fn add(&self, frames: usize, bytes: usize, writes: usize) {
         self.frames.increment(frames as u64);
         self.bytes.increment(bytes as u64);
+        self.writes.increment(writes as u64);
     }
 }
 
@@ -129,8 +157,8 @@ impl Connection {
         self.protocol
     }
 
-    pub fn sent(&self, frames: usize, bytes: usize) {
-        self.sent.add(frames, bytes);
+    pub fn sent(&self, frames: usize, bytes: usize, writes: usize) {
+        self.sent.add(frames, bytes, writes);
     }
 
     pub fn resumed(&self, from: ResumedFrom) {
@@ -180,6 +208,11 @@ pub fn values_replaced(count: usize) {
     if count > 0 {
         counter!("runcast_values_replaced_total").increment(count as u64);
     }
+}
+
+/// Looked up once by those who record often: from a commit to the write that brings it to a client.
+pub fn delivery() -> Histogram {
+    histogram!("runcast_delivery_seconds")
 }
 
 pub fn hub_opened() {

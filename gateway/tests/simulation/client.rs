@@ -334,7 +334,7 @@ fn frame_run(state: &State) -> RunId {
 
 /// Live text as an NDJSON client reads it: where it stands then, and what is said.
 fn read_text(text: &Text, run: &RunId, seq: u64) -> (Position, String) {
-    let record: Value = serde_json::from_slice(&text.nodes(Nodes::Ndjson, run, seq)).expect("a record is JSON");
+    let record: Value = serde_json::from_slice(&text.nodes(Nodes::Ndjson, run, seq).payload()).expect("a record is JSON");
     let number = record["sequence_number"].to_string();
     let position = Sequence::read(&number).expect("our own cursor").position();
     (position, record["delta"].as_str().expect("text").to_owned())

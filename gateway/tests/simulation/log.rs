@@ -248,7 +248,7 @@ impl State {
     pub fn tell_commit(&mut self) -> bool {
         let Some(events) = self.commits.pop_front() else { return false };
         self.told = events.last().map_or(self.told, |event| event.seq);
-        let _ = self.followers.send(TailItem::Committed(events));
+        let _ = self.followers.send(TailItem::Committed { events, at: std::time::Instant::now() });
         true
     }
 

@@ -38,7 +38,7 @@ impl Socket {
                 Some(Err(error)) => break because_of(&error),
             };
             match self.write(&mut VecDeque::from([frame])).await {
-                Ok(()) => {}
+                Ok(_) => {}
                 Err(Unwritten::Gone) => break Goodbye::ClientLeft,
                 Err(Unwritten::Stalled(rest)) => return self.close(Goodbye::SlowReader, rest).await,
             }

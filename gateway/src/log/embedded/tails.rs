@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
 };
 
 use runcast_translators::event::{Event, RunId, Seq};
@@ -79,6 +80,7 @@ impl Tails {
 
     /// Tells commits, one entry a run, in order. `publish` makes them visible in the index, under the lock.
     pub fn tell_committed(&self, commits: Vec<(RunId, Arc<[Arc<Event>]>)>, publish: impl FnOnce()) {
+        let at = Instant::now();
         let mut slots = self.slots();
         publish();
         for (run, events) in commits {
@@ -86,7 +88,7 @@ impl Tails {
             if let Some(closing) = events.iter().rev().find(|event| event.fact.body.closes_text()) {
                 slot.open = OpenText { base: closing.seq, text: String::new() };
             }
-            slot.tell(TailItem::Committed(events));
+            slot.tell(TailItem::Committed { events, at });
             if slot.is_idle() {
                 slots.by_run.remove(&run);
             }
