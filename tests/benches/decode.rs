@@ -4,9 +4,10 @@
 
 use std::{hint::black_box, sync::Arc, time::Instant};
 
+use bytes::Bytes;
 use runcast_tests::fixtures;
 use runcast_translators::{
-    event::{Event, NewRun, RunId, RunInfo, encode_record},
+    event::{Event, NewRun, RunId, RunInfo, decode_record, encode_record},
     frame::{Context, Frame, Nodes},
     steps::{Decoded, Decoder, Place},
 };
@@ -19,7 +20,7 @@ fn main() {
     let megabytes = input.len() as f64 / 1e6;
     let run = RunId::new("r").expect("an id");
     let mut events: Vec<Arc<Event>> = Vec::new();
-    let mut best = [f64::MAX; 4];
+    let mut best = [f64::MAX; 5];
     for _ in 0..ROUNDS {
         let start = Instant::now();
         let (mut decoder, mut out) = (Decoder::default(), Vec::new());
@@ -39,10 +40,13 @@ fn main() {
         events = black_box(numbered);
 
         let start = Instant::now();
-        for event in &events {
-            black_box(encode_record(&event.fact));
-        }
+        let stored: Vec<Bytes> = events.iter().map(|event| encode_record(&event.fact).into()).collect();
         best[1] = best[1].min(start.elapsed().as_secs_f64());
+        let start = Instant::now();
+        for record in &stored {
+            black_box(decode_record(&run, 1, record).expect("readable"));
+        }
+        best[4] = best[4].min(start.elapsed().as_secs_f64());
 
         let context =
             Arc::new(Context { agent: "bench".into(), incarnation: 1, record_bytes_max: 16 << 20, message_bytes_max: 16 << 20 });
@@ -59,7 +63,10 @@ fn main() {
         best[3] = best[3].min(start.elapsed().as_secs_f64());
     }
     println!("long-refactor: {megabytes:.1} MB, {} events, best of {ROUNDS}, in MB of input a second on one core", events.len());
-    for (name, seconds) in ["decode and number", "encode for the log", "encode for SSE", "encode for WebSocket"].iter().zip(best)
+    for (name, seconds) in
+        ["decode and number", "encode for the log", "encode for SSE", "encode for WebSocket", "decode from the log"]
+            .iter()
+            .zip(best)
     {
         println!("{name:20} {:.0} MB/s", megabytes / seconds);
     }
