@@ -222,8 +222,7 @@ fn with_last_words(writer: Writer, queue: mpsc::Receiver<Command>) -> impl FnOnc
         if catch_unwind(AssertUnwindSafe(|| writer.run(queue))).is_err() {
             tracing::error!("the log's writer has failed; nothing more is taken until runcast is started again");
             metrics::log_writable(false);
-            *health.lock().unwrap_or_else(PoisonError::into_inner) =
-                Err("its writer has failed: start runcast again".into());
+            *health.lock().unwrap_or_else(PoisonError::into_inner) = Err("its writer has failed: start runcast again".into());
         }
     }
 }

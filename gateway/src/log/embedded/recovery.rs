@@ -71,8 +71,7 @@ impl Writer {
             Some((at, pause)) if at.elapsed() < self.retry_max() * CALM_AFTER => (pause * 2).min(self.retry_max()),
             _ => self.retry_min(),
         };
-        self.recovery =
-            Some(Recovery { why: why.to_owned(), since: now, pause, try_at: now + pause, probe_bytes, found: None });
+        self.recovery = Some(Recovery { why: why.to_owned(), since: now, pause, try_at: now + pause, probe_bytes, found: None });
         self.set_health(Err(why));
         if pause == self.retry_min() {
             self.open_again();

@@ -29,11 +29,23 @@ use crate::{
 type Reply = oneshot::Sender<Result<Vec<Arc<Event>>, AppendError>>;
 
 pub(super) enum Command {
-    Append { append: Append, records: Vec<Vec<u8>>, reply: Reply },
-    Sweep { now: Uptime, reply: oneshot::Sender<u64> },
+    Append {
+        append: Append,
+        records: Vec<Vec<u8>>,
+        reply: Reply,
+    },
+    Sweep {
+        now: Uptime,
+        reply: oneshot::Sender<u64>,
+    },
     /// A reader has found that the device fails, when the database was opened for the `opening`th time.
-    Failed { opening: u64, why: String },
-    Close { reply: oneshot::Sender<()> },
+    Failed {
+        opening: u64,
+        why: String,
+    },
+    Close {
+        reply: oneshot::Sender<()>,
+    },
     /// A bug, for the tests.
     #[cfg(test)]
     Panic,

@@ -75,12 +75,18 @@ impl Device {
         state.failing = Some((failing, at));
     }
 
+    /// Mends it if it is broken; what is to fail later still will.
     pub fn heal(&self) {
-        let mut state = self.state();
-        if state.has_failed {
-            state.failing = None;
-            state.is_broken = false;
+        if self.state().has_failed {
+            self.mend();
         }
+    }
+
+    /// Nothing fails any more.
+    pub fn mend(&self) {
+        let mut state = self.state();
+        state.failing = None;
+        state.is_broken = false;
     }
 
     /// What is read with this in it is an error.
