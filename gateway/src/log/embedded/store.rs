@@ -157,7 +157,10 @@ impl Store {
             };
             read(&transaction)
         });
-        viewed.unwrap_or_else(|panic| Err(Fault::Damaged(panic)))
+        viewed.unwrap_or_else(|panic| {
+            // A lock that was held in a panic before: what is read here is not at fault.
+            Err(if panic.contains("PoisonError") { Fault::Closed(panic) } else { Fault::Damaged(panic) })
+        })
     }
 }
 

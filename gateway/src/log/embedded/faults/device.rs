@@ -14,6 +14,9 @@ use crate::log::embedded::{
     store,
 };
 
+/// Small, so that much is read from the device.
+const CACHE_BYTES: usize = 64 << 10;
+
 /// How the chosen operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failing {
@@ -128,13 +131,13 @@ impl Disk for Device {
             return Err(OpenError::InUse(self.path()));
         }
         let damaged = |what| OpenError::Damaged { path: self.path(), what };
-        let opened = guarded(|| Database::builder().set_cache_size(1 << 20).create_with_backend(self.backend()));
+        let opened = guarded(|| Database::builder().set_cache_size(CACHE_BYTES).create_with_backend(self.backend()));
         opened.map_err(damaged)?.map_err(|error| open_error(self.path(), error))
     }
 
     fn open_to_read(&self) -> Result<Database, OpenError> {
         let overlay = Overlay::new(self.clone(), self.state().bytes.len() as u64, 64 << 20);
-        let opened = guarded(|| Database::builder().set_cache_size(1 << 20).create_with_backend(overlay));
+        let opened = guarded(|| Database::builder().set_cache_size(CACHE_BYTES).create_with_backend(overlay));
         let damaged = |what| OpenError::Damaged { path: self.path(), what };
         opened.map_err(damaged)?.map_err(|error| open_error(self.path(), error))
     }
