@@ -199,7 +199,7 @@ impl Embedded {
 
     /// Whether that which was read is all that must be there: `known` is the run before it was read.
     fn check_whole(&self, known: &RunInfo, number: u64, after: Seq, events: &[Arc<Event>]) -> Result<(), ReadError> {
-        let want = (after + 1).max(known.first);
+        let want = after.saturating_add(1).max(known.first);
         if want > known.head || events.first().is_some_and(|first| first.seq == want) {
             return Ok(());
         }

@@ -57,6 +57,8 @@ impl Writer {
             match queue.try_recv() {
                 Ok(command) => return Some(command),
                 Err(TryRecvError::Disconnected) => return None,
+                // Closed and empty: no more will come, also while somebody could still try to send.
+                Err(TryRecvError::Empty) if queue.is_closed() => return None,
                 Err(TryRecvError::Empty) => sleep(LOOK_EVERY.min(left)),
             }
         }

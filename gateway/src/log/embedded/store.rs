@@ -188,13 +188,21 @@ fn load(transaction: &ReadTransaction) -> Result<Found, Fault> {
         let Ok(run) = RunId::new(id.value()) else {
             return Err(Fault::Damaged(format!("there is a run with the impossible id {:?}", id.value())));
         };
-        let stored = unseal(run.as_str().as_bytes(), bytes.value())
-            .ok_or_else(|| "its bytes are not those that were written".to_owned())
-            .and_then(|bytes| serde_json::from_slice::<StoredRun>(bytes).map_err(|error| error.to_string()));
-        found.runs.push(match stored {
-            Ok(StoredRun { number, info }) => FoundRun::Whole { number, info: Box::new(info) },
-            Err(what) => FoundRun::Damaged { run, what },
-        });
+        match unseal(run.as_str().as_bytes(), bytes.value()).map(serde_json::from_slice::<StoredRun>) {
+            Some(Ok(StoredRun { number, info })) => found.runs.push(FoundRun::Whole { number, info: Box::new(info) }),
+            Some(Err(error)) => found.runs.push(FoundRun::Damaged { run, what: error.to_string() }),
+            None => {
+                let what = "its bytes are not those that were written";
+                // Perhaps it is the id that is damaged: then the run that it was must not seem to be unknown.
+                let json = bytes.value().split_last_chunk::<CHECKSUM_BYTES>().map(|(json, _)| json).unwrap_or_default();
+                if let Ok(stored) = serde_json::from_slice::<StoredRun>(json)
+                    && stored.info.run != run
+                {
+                    found.runs.push(FoundRun::Damaged { run: stored.info.run, what: what.into() });
+                }
+                found.runs.push(FoundRun::Damaged { run, what: what.into() });
+            }
+        }
     }
     // The number of a damaged entry is not known; its events say which are taken.
     let events = transaction.open_table(EVENTS).map_err(fault)?;

@@ -97,7 +97,7 @@ async fn look(bytes: &[u8], all: &[Vec<Arc<Event>>]) -> Result<(), TestCaseError
         }
     };
     for (number, events) in all.iter().enumerate() {
-        // A run that is not known, or ends earlier: an older state of the file, which nobody can tell from this one.
+        // A run that ends earlier is an older state of the file, which nobody can tell from this one.
         let known = log.info(&run(&name(number))).await.ok().flatten().map_or(0, |info| info.head as usize);
         let mut read = Vec::new();
         let end = loop {
