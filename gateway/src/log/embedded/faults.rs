@@ -100,7 +100,8 @@ async fn script(log: &Embedded, device: &Device) -> Acknowledged {
         let more = keep(log, device, "a", a.len() as u64, vec![step(a.len() as i64, 10)]);
         let large = keep(log, device, "b", b_head, vec![step(b_head as i64, 150_000)]);
         let (more, large) = tokio::join!(more, large);
-        (a.extend(more), b.extend(large));
+        a.extend(more);
+        b.extend(large);
         assert_eq!(read(log, device, "a", 0).await, a, "what is acknowledged is read");
         if round == 1 {
             log.sweep(Instant::now() + Duration::from_secs(3601)).await;
