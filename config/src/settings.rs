@@ -59,6 +59,8 @@ pub struct Log {
     pub group_appends_max: usize,
     pub group_bytes_max: usize,
     pub queue_max: usize,
+    pub retry_max_ms: u64,
+    pub read_wait_ms: u64,
     pub retention: Retention,
 }
 
@@ -157,6 +159,8 @@ impl Default for Log {
             group_appends_max: 1024,
             group_bytes_max: 8 * MIB,
             queue_max: 1024,
+            retry_max_ms: 2_000,
+            read_wait_ms: 30_000,
             retention: Retention::default(),
         }
     }

@@ -141,7 +141,7 @@ async fn sweep(log: Arc<Embedded>, settings: Arc<Settings>, mut stop: watch::Rec
     let mut tick = tokio::time::interval(Duration::from_millis(settings.log.retention.sweep_every_ms));
     loop {
         tokio::select! {
-            _ = tick.tick() => { log.sweep(crate::now()).await; }
+            _ = tick.tick() => { log.sweep(std::time::Instant::now()).await; }
             () = crate::stopped(&mut stop) => return,
         }
     }

@@ -36,6 +36,9 @@ pub enum AppendError {
     Settled,
     #[error("the log cannot write: {0}")]
     Unavailable(String),
+    /// What the log has of the run cannot be read, so nothing can follow it.
+    #[error("the run is damaged in the log: {0}")]
+    Damaged(String),
 }
 
 impl AppendError {

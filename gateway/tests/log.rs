@@ -1,6 +1,9 @@
 //! What the log promises. Each test runs on every implementation that [`backends`] names.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use runcast::log::{Append, AppendError, Embedded, LiveItem, Log, ReadLimit, RunFilter, TailItem};
 use runcast_config::Settings;
@@ -202,7 +205,8 @@ async fn retention_removes_settled_runs_and_a_run_that_comes_again_goes_on_behin
         for Backend { log, embedded, .. } in backends(change) {
             log.append(append("old", 0, vec![step(0), step(1), settled(1000)])).await.expect("appended");
             log.append(append("open", 0, vec![step(0)])).await.expect("appended");
-            assert_eq!(embedded.sweep(11_001).await, 1, "{limit}: the settled run and no other");
+            let later = Instant::now() + Duration::from_millis(10_001);
+            assert_eq!(embedded.sweep(later).await, 1, "{limit}: the settled run and no other");
             assert!(log.info(&run("old")).await.expect("readable").is_none());
             assert_eq!(seqs(&log, "old", 0, ALL).await, [0; 0]);
             assert_eq!(log.place_of_step(&run("old"), 9).await.expect("readable"), None);
@@ -231,5 +235,58 @@ async fn what_is_acknowledged_is_there_after_the_log_is_opened_again() {
         assert_eq!(log.info(&run("r")).await.expect("readable"), before);
         assert_eq!(seqs(&log, "r", 0, ALL).await, [1, 2]);
         assert_eq!(log.append(append("r", 2, vec![step(2)])).await.expect("appended")[0].seq, 3);
+    }
+}
+
+#[tokio::test]
+async fn a_clock_that_jumps_removes_nothing_too_early_and_takes_lists_apart_nowhere() {
+    const DAY: i64 = 24 * 3600 * 1000;
+    let change = |settings: &mut Settings| settings.log.retention.age_max_s = 3600;
+    for Backend { log, embedded, settings, _folder } in backends(change) {
+        let now = runcast::now();
+        // By the time of day these were made and settled now, a day ago, in a day, and now again.
+        for (name, at) in [("r0", now), ("r1", now - DAY), ("r2", now + DAY), ("r3", now)] {
+            let facts = vec![Fact { at, ..step(0) }, settled(at)];
+            log.append(append(name, 0, facts)).await.expect("appended");
+        }
+        let (begun, hour) = (Instant::now(), Duration::from_secs(3600));
+        assert_eq!(embedded.sweep(begun).await, 0, "what was settled just now is not old");
+        let mut listed = Vec::new();
+        let mut before = None;
+        loop {
+            let page = log.list(RunFilter { limit: 1, before, ..RunFilter::default() }).await.expect("listed");
+            listed.extend(page.runs.iter().map(|info| info.run.to_string()));
+            before = page.next;
+            if before.is_none() {
+                break;
+            }
+        }
+        assert_eq!(listed, ["r2", "r3", "r0", "r1"], "each run once");
+        let info = log.info(&run("r1")).await.expect("readable").expect("there");
+        assert!(info.updated_at >= info.created_at);
+
+        // A restart has only the time of day: what is from the future is taken as new.
+        log.close().await;
+        drop((log, embedded));
+        let again = Embedded::open(&settings.log, 64).expect("opens again");
+        assert_eq!(again.sweep(Instant::now()).await, 1, "the run of yesterday");
+        assert!(again.info(&run("r1")).await.expect("readable").is_none());
+        assert_eq!(again.sweep(Instant::now() + hour + Duration::from_secs(5)).await, 3, "all are older than an hour");
+    }
+}
+
+#[tokio::test]
+async fn of_too_many_runs_those_go_that_were_settled_first_whatever_the_clock_said() {
+    let change = |settings: &mut Settings| settings.log.retention.runs_max = 2;
+    for Backend { log, embedded, .. } in backends(change) {
+        // The clock is set back before each.
+        for (name, at) in [("first", 9_000_000), ("second", 5_000_000), ("third", 1_000_000)] {
+            log.append(append(name, 0, vec![Fact { at, ..step(0) }, settled(at)])).await.expect("appended");
+            // Two ends in one millisecond have no order that anybody could see.
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        assert_eq!(embedded.sweep(Instant::now()).await, 1);
+        assert!(log.info(&run("first")).await.expect("readable").is_none());
+        assert!(log.info(&run("third")).await.expect("readable").is_some());
     }
 }

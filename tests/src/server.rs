@@ -83,6 +83,11 @@ impl Server {
         Self::spawn(options, Arc::new(folder), "127.0.0.1:0", "127.0.0.1:0")
     }
 
+    /// With its data in the folder's `data`.
+    pub fn start_in(options: Options, folder: Arc<tempfile::TempDir>) -> Self {
+        Self::spawn(options, folder, "127.0.0.1:0", "127.0.0.1:0")
+    }
+
     /// A command line with which this server's data and ports could be used.
     fn command(options: &Options, data: &Path, listen: &str, admin: &str) -> Command {
         let mut command = Command::new(built(options.binary.unwrap_or("runcast")));

@@ -47,6 +47,8 @@ impl Serve {
         };
         let status = runtime.block_on(async {
             let mut signals = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+            // A limit on file sizes is to be an error of a write, which the log survives, and not the end of the process.
+            let _file_size = signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?;
             let app = App::start(settings).await?;
             if self.demo {
                 demo::begin(&app);

@@ -1,40 +1,64 @@
 //! The log on local disk: redb, one writer thread, group commit.
 //!
 //! One thread writes, so the index in memory is the truth between commits; readers use their own snapshots. An append is
-//! acknowledged after the commit that holds it, so `kill -9` loses nothing that was acknowledged and halves nothing.
+//! acknowledged after the commit that holds it, so `kill -9` loses nothing that was acknowledged and halves nothing. When
+//! the device fails, appends are refused, and the database is opened again until it works.
 
+mod disk;
+#[cfg(test)]
+mod faults;
 mod index;
+mod overlay;
+mod recovery;
 mod retention;
 mod store;
 mod tails;
 mod writer;
 
 use std::{
-    path::Path,
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
+use redb::ReadTransaction;
 use runcast_config::Log as LogSettings;
 use runcast_translators::event::{Event, RunId, RunInfo, Seq, encode_record};
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout_at,
+};
 
-use self::{index::Index, store::Store, tails::Tails, writer::Command};
+use self::{
+    disk::{Disk, Folder, advice},
+    index::Index,
+    store::{Fault, Store},
+    tails::Tails,
+    writer::{Command, Writer, uptime},
+};
 use super::{Append, AppendError, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail};
+use crate::ops::metrics;
 
 /// Why the log cannot be opened; the text says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("the data folder {0} is in use by another runcast: stop it, or choose another folder with log.path")]
     InUse(String),
-    #[error("cannot use the data folder {path}: {source}")]
+    #[error("cannot use the data folder {path}: {source}: {}", advice(source))]
     Folder { path: String, source: std::io::Error },
-    #[error("cannot open the log in {path}: {what}")]
+    #[error("the log in {path} is damaged: {what}. Put a backup in its place, or move the file away to begin with an empty log")]
     Damaged { path: String, what: String },
 }
+
+/// A read that the device itself refuses is tried on so many fresh openings of the database.
+const READ_TRIES: u32 = 3;
+/// Then the run is not tried again for this long: each try holds up everybody.
+const UNREADABLE_FOR: Duration = Duration::from_secs(10);
 
 /// See the module.
 pub struct Embedded {
@@ -45,57 +69,162 @@ pub struct Embedded {
     health: Arc<Mutex<Result<(), String>>>,
     waiting: Arc<AtomicU64>,
     writer: Mutex<Option<std::thread::JoinHandle<()>>>,
+    read_wait: Duration,
+    /// Runs that the device does not give: since when, and what it says.
+    unreadable: Mutex<HashMap<RunId, (Instant, String)>>,
+    opened: Instant,
 }
 
 impl Embedded {
     /// Opens the log in its folder, making both if they are not there, and starts its writer.
     pub fn open(settings: &LogSettings, tail_max: usize) -> Result<Self, OpenError> {
-        let store = Arc::new(Store::open(&settings.path, settings.cache_bytes_max)?);
-        let index = Arc::new(Mutex::new(store.load().map_err(|what| damaged(&settings.path, what))?));
+        let folder = Folder::prepare(&settings.path, settings.cache_bytes_max)?;
+        Self::open_on(Box::new(folder), settings, tail_max)
+    }
+
+    fn open_on(disk: Box<dyn Disk>, settings: &LogSettings, tail_max: usize) -> Result<Self, OpenError> {
+        let opened = Instant::now();
+        let (store, found) = Store::open(disk)?;
+        let (store, index) = (Arc::new(store), Index::new(found, crate::now(), 0));
+        for (run, what) in index.damaged() {
+            tracing::error!(%run, what, "the entry of a run in the log is damaged; the run cannot be read, the others can");
+        }
+        metrics::log_damaged_runs(index.damaged_count());
+        metrics::log_writable(true);
+        let index = Arc::new(Mutex::new(index));
         let tails = Arc::new(Tails::new(tail_max));
         let health = Arc::new(Mutex::new(Ok(())));
         let waiting = Arc::new(AtomicU64::new(0));
         let (commands, queue) = mpsc::channel(settings.queue_max);
-        let writer = writer::Writer {
+        let writer = Writer {
             store: store.clone(),
             index: index.clone(),
             tails: tails.clone(),
             health: health.clone(),
             waiting: waiting.clone(),
             settings: settings.clone(),
+            opened,
+            recovery: None,
+            worked_again: None,
         };
         let thread = std::thread::Builder::new()
             .name("log-writer".into())
-            .spawn(move || writer.run(queue))
+            .spawn(with_last_words(writer, queue))
             .map_err(|source| OpenError::Folder { path: settings.path.display().to_string(), source })?;
-        Ok(Self { store, index, tails, commands, health, waiting, writer: Mutex::new(Some(thread)) })
+        Ok(Self {
+            store,
+            index,
+            tails,
+            commands,
+            health,
+            waiting,
+            writer: Mutex::new(Some(thread)),
+            read_wait: Duration::from_millis(settings.read_wait_ms),
+            unreadable: Mutex::default(),
+            opened,
+        })
     }
 
-    /// Removes settled runs beyond the configured limits; gives how many went.
-    pub async fn sweep(&self, now: i64) -> u64 {
+    /// Removes settled runs beyond the configured limits; gives how many went. A run's age is measured by the clock that
+    /// does not jump; `now` is its present.
+    pub async fn sweep(&self, now: Instant) -> u64 {
         let (reply, answer) = oneshot::channel();
-        if self.commands.send(Command::Sweep { now, reply }).await.is_err() {
+        if self.commands.send(Command::Sweep { now: uptime(self.opened, now), reply }).await.is_err() {
             return 0;
         }
         answer.await.unwrap_or(0)
     }
 
     fn index(&self) -> std::sync::MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn blocking<T: Send + 'static>(
+    /// The run's number and what is known of it; an error when it is damaged.
+    fn find(&self, run: &RunId) -> Result<Option<(u64, Arc<RunInfo>)>, ReadError> {
+        let index = self.index();
+        match index.damage(run) {
+            Some(what) => Err(ReadError(format!("the entry of run {run} is damaged: {what}"))),
+            None => Ok(index.entry(run).map(|entry| (entry.number, entry.info.clone()))),
+        }
+    }
+
+    /// Reads in the file. When the device fails, or while the database is being opened again, it waits and reads again.
+    async fn view<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Store) -> Result<T, String> + Send + 'static,
+        run: &RunId,
+        read: impl Fn(&ReadTransaction) -> Result<T, Fault> + Send + Sync + 'static,
     ) -> Result<T, ReadError> {
-        let store = self.store.clone();
-        let result = tokio::task::spawn_blocking(move || read(&store)).await;
-        result.unwrap_or_else(|error| Err(error.to_string())).map_err(ReadError)
+        self.check_readable(run)?;
+        let deadline = tokio::time::Instant::now() + self.read_wait;
+        let (read, mut openings, mut refused) = (Arc::new(read), self.store.openings(), 0);
+        loop {
+            let opening = *openings.borrow_and_update();
+            let (store, attempt) = (self.store.clone(), read.clone());
+            let viewed = tokio::task::spawn_blocking(move || store.view(|transaction| attempt(transaction))).await;
+            let why = match viewed {
+                Ok(Ok(value)) => return Ok(value),
+                Ok(Err(Fault::Damaged(what))) => return Err(ReadError(what)),
+                Ok(Err(Fault::Device(why))) => {
+                    refused += 1;
+                    if refused == READ_TRIES {
+                        self.unreadable().insert(run.clone(), (Instant::now(), why.clone()));
+                        let _ = self.commands.try_send(Command::Failed { opening, why: why.clone() });
+                        return Err(ReadError(why));
+                    }
+                    why
+                }
+                Ok(Err(Fault::Closed(why))) => why,
+                Err(error) => return Err(ReadError(error.to_string())),
+            };
+            // A writer with a full queue finds it out by itself.
+            let _ = self.commands.try_send(Command::Failed { opening, why: why.clone() });
+            if !matches!(timeout_at(deadline, openings.changed()).await, Ok(Ok(()))) {
+                return Err(ReadError(why));
+            }
+        }
+    }
+
+    fn check_readable(&self, run: &RunId) -> Result<(), ReadError> {
+        let mut unreadable = self.unreadable();
+        if unreadable.is_empty() {
+            return Ok(());
+        }
+        unreadable.retain(|_, (since, _)| since.elapsed() < UNREADABLE_FOR);
+        unreadable.get(run).map_or(Ok(()), |(_, why)| Err(ReadError(why.clone())))
+    }
+
+    fn unreadable(&self) -> std::sync::MutexGuard<'_, HashMap<RunId, (Instant, String)>> {
+        self.unreadable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether that which was read is all that must be there: `known` is the run before it was read.
+    fn check_whole(&self, known: &RunInfo, number: u64, after: Seq, events: &[Arc<Event>]) -> Result<(), ReadError> {
+        let want = after.saturating_add(1).max(known.first);
+        if want > known.head || events.first().is_some_and(|first| first.seq == want) {
+            return Ok(());
+        }
+        let index = self.index();
+        let is_going = index.is_removing(number)
+            || index.info(&known.run).is_none_or(|now| now.tombstone || now.incarnation != known.incarnation);
+        // What retention has removed in the meantime is not missing.
+        if is_going { Ok(()) } else { Err(ReadError(format!("event {want} of run {} is missing in the file", known.run))) }
+    }
+
+    fn refusal(&self) -> AppendError {
+        AppendError::Unavailable(self.health().err().unwrap_or_else(|| "it is closed".into()))
     }
 }
 
-fn damaged(path: &Path, what: impl std::fmt::Display) -> OpenError {
-    OpenError::Damaged { path: path.display().to_string(), what: what.to_string() }
+/// The writer at work. If it ever panics that is told, and nobody waits for it.
+fn with_last_words(writer: Writer, queue: mpsc::Receiver<Command>) -> impl FnOnce() + Send + 'static {
+    let health = writer.health.clone();
+    move || {
+        if catch_unwind(AssertUnwindSafe(|| writer.run(queue))).is_err() {
+            tracing::error!("the log's writer has failed; nothing more is taken until runcast is started again");
+            metrics::log_writable(false);
+            *health.lock().unwrap_or_else(PoisonError::into_inner) = Err("its writer has failed: start runcast again".into());
+        }
+    }
 }
 
 #[async_trait]
@@ -106,22 +235,23 @@ impl Log for Embedded {
         let (reply, answer) = oneshot::channel();
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let sent = self.commands.send(Command::Append { append, records, reply }).await;
-        let closed = || AppendError::Unavailable("it is closed".into());
         if sent.is_err() {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
-            return Err(closed());
+            return Err(self.refusal());
         }
-        answer.await.unwrap_or_else(|_| Err(closed()))
+        answer.await.unwrap_or_else(|_| Err(self.refusal()))
     }
 
     async fn read(&self, run: &RunId, after: Seq, limit: ReadLimit) -> Result<Vec<Arc<Event>>, ReadError> {
-        let Some(number) = self.index().number(run) else { return Ok(Vec::new()) };
-        let run = run.clone();
-        self.blocking(move |store| store.read(&run, number, after, limit)).await
+        let Some((number, info)) = self.find(run)? else { return Ok(Vec::new()) };
+        let (own, head) = (run.clone(), info.head);
+        let events = self.view(run, move |file| store::read(file, (&own, number), after, head, limit)).await?;
+        self.check_whole(&info, number, after, &events)?;
+        Ok(events)
     }
 
     async fn info(&self, run: &RunId) -> Result<Option<Arc<RunInfo>>, ReadError> {
-        Ok(self.index().info(run).filter(|info| !info.tombstone))
+        Ok(self.find(run)?.map(|(_, info)| info).filter(|info| !info.tombstone))
     }
 
     async fn list(&self, filter: RunFilter) -> Result<RunPage, ReadError> {
@@ -129,6 +259,7 @@ impl Log for Embedded {
     }
 
     async fn tail(&self, run: &RunId) -> Result<Tail, ReadError> {
+        self.find(run)?;
         // The head is read inside, under the lock under which commits are told: nothing falls between.
         Ok(self.tails.follow(run, || self.index().info(run).map_or(0, |info| info.head)))
     }
@@ -138,8 +269,9 @@ impl Log for Embedded {
     }
 
     async fn place_of_step(&self, run: &RunId, index: i64) -> Result<Option<(i64, Seq)>, ReadError> {
-        let Some(number) = self.index().number(run) else { return Ok(None) };
-        self.blocking(move |store| store.place_of_step(number, index)).await
+        let Some((number, _)) = self.find(run)? else { return Ok(None) };
+        let own = run.clone();
+        self.view(run, move |file| store::place_of_step(file, (&own, number), index)).await
     }
 
     fn stats(&self) -> LogStats {
@@ -147,7 +279,7 @@ impl Log for Embedded {
     }
 
     fn health(&self) -> Result<(), String> {
-        self.health.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     async fn close(&self) {
@@ -155,7 +287,7 @@ impl Log for Embedded {
         if self.commands.send(Command::Close { reply }).await.is_ok() {
             let _ = answer.await;
         }
-        let thread = self.writer.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let thread = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         }

@@ -110,7 +110,10 @@ fn describe() {
     describe_counter!("runcast_log_events_total", "Events committed to the log.");
     describe_counter!("runcast_log_written_bytes_total", Unit::Bytes, "Bytes of events committed to the log.");
     describe_histogram!("runcast_log_commit_seconds", Unit::Seconds, "Time of one commit.");
-    describe_counter!("runcast_log_failures_total", "Commits that failed.");
+    describe_counter!("runcast_log_failures_total", "Times that the log's device failed; retries are not counted.");
+    describe_gauge!("runcast_log_writable", "1 when the log takes appends, else 0; /readyz says why.");
+    describe_counter!("runcast_log_openings_total", "Times that the log was opened again after its device had failed.");
+    describe_gauge!("runcast_log_damaged_runs", "Runs that cannot be read because their entry in the log is damaged.");
     describe_counter!("runcast_runs_removed_total", "Runs removed by retention.");
 }
 
@@ -319,7 +322,23 @@ pub fn log_committed(events: usize, bytes: usize, took: Duration) {
 
 pub fn log_failed(what: &str) {
     counter!("runcast_log_failures_total").increment(1);
-    tracing::error!(what, "the log cannot write; ingest waits and tries again");
+    tracing::error!(what, "the log's device has failed; ingest waits, and it is tried again");
+}
+
+pub fn log_writable(is_writable: bool) {
+    gauge!("runcast_log_writable").set(f64::from(u8::from(is_writable)));
+}
+
+pub fn log_opened_again() {
+    counter!("runcast_log_openings_total").increment(1);
+}
+
+pub fn log_recovered(after: Duration) {
+    tracing::info!(after_ms = after.as_millis() as u64, "the log takes writes again");
+}
+
+pub fn log_damaged_runs(count: usize) {
+    gauge!("runcast_log_damaged_runs").set(count as f64);
 }
 
 pub fn runs_removed(count: u64) {

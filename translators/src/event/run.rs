@@ -83,7 +83,8 @@ impl RunInfo {
     /// Takes in the next event.
     pub fn apply(&mut self, event: &Event) {
         self.head = event.seq;
-        self.updated_at = event.fact.at;
+        // A clock that is set back does not make a run older.
+        self.updated_at = self.updated_at.max(event.fact.at);
         if let Some(step) = &event.fact.step {
             self.last_step_index = self.last_step_index.max(Some(step.index));
         }

@@ -6,41 +6,46 @@ use runcast_config::Retention;
 use runcast_translators::event::RunInfo;
 
 use super::{
-    index::{Entry, Index},
-    store::Store,
+    index::{Entry, Index, Uptime},
+    store::{Fault, Store},
 };
 use crate::ops::metrics;
 
-/// Removes what is over the limits, the oldest first; gives how many runs went.
-pub(super) fn sweep(store: &Store, index: &Mutex<Index>, limits: &Retention, now: i64) -> u64 {
+/// Removes what is over the limits, the first that was settled first; gives how many runs went. After a fault nothing
+/// more is tried: a run goes whole, in one commit, or not at all.
+pub(super) fn sweep(store: &Store, index: &Mutex<Index>, limits: &Retention, now: Uptime) -> (u64, Result<(), Fault>) {
+    let locked = || index.lock().unwrap_or_else(PoisonError::into_inner);
     let mut removed = 0;
     // Collected first: the index is not held while the store writes.
-    let entries = over(&index.lock().unwrap_or_else(PoisonError::into_inner), limits, now);
+    let entries = over(&locked(), limits, now);
     for entry in entries {
         let tombstone = tombstone(&entry.info);
+        locked().begin_removing(entry.number);
         let result = store.write(|tables| {
             tables.remove_events(entry.number)?;
             tables.put_run(entry.number, &tombstone)
         });
-        if let Err(error) = result {
-            metrics::log_failed(&error.to_string());
-            break;
+        if let Err(fault) = result {
+            metrics::runs_removed(removed);
+            return (removed, Err(fault));
         }
-        index.lock().unwrap_or_else(PoisonError::into_inner).put(entry.number, tombstone);
+        locked().put(entry.number, tombstone, now);
         removed += 1;
     }
     metrics::runs_removed(removed);
-    removed
+    (removed, Ok(()))
 }
 
-fn over(index: &Index, limits: &Retention, now: i64) -> Vec<Entry> {
+fn over(index: &Index, limits: &Retention, now: Uptime) -> Vec<Entry> {
     let stats = index.stats();
     let (mut runs, mut bytes) = (stats.runs, stats.bytes);
-    let too_old = |info: &RunInfo| info.ended_at.is_some_and(|ended| now.saturating_sub(ended) > limits.age_max_s as i64 * 1000);
+    let age_max = i64::try_from(limits.age_max_s).unwrap_or(i64::MAX).saturating_mul(1000);
     let mut out = Vec::new();
-    for entry in index.oldest() {
-        if !entry.info.is_settled() || !(too_old(&entry.info) || runs > limits.runs_max || bytes > limits.bytes_max) {
-            continue;
+    for entry in index.settled() {
+        let is_too_old = entry.settled.is_some_and(|settled| now.saturating_sub(settled) > age_max);
+        if !(is_too_old || runs > limits.runs_max || bytes > limits.bytes_max) {
+            // All that follow were settled later.
+            break;
         }
         runs -= 1;
         bytes -= entry.info.bytes;

@@ -1,30 +1,72 @@
-//! The tables on disk.
+//! The tables on disk, and the database that holds them: it can be opened again while everybody goes on.
 
-use std::{path::Path, sync::Arc};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 use runcast_translators::event::{Event, RunId, RunInfo, Seq, decode_record};
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
-use super::{OpenError, damaged, index::Index};
+use super::{
+    OpenError,
+    disk::{Disk, advice, guarded},
+};
 use crate::log::ReadLimit;
 
-/// (run number, seq) → stored event.
+/// (run number, seq) → stored event, and its checksum.
 const EVENTS: TableDefinition<'static, (u64, u64), &'static [u8]> = TableDefinition::new("events");
-/// run id → its number and `RunInfo`, JSON.
+/// run id → its number and `RunInfo`, JSON, and their checksum.
 const RUNS: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("runs");
 /// (run number, step_index) → the seq where it first stood.
 const STEPS: TableDefinition<'static, (u64, i64), u64> = TableDefinition::new("steps");
+/// What is written to see whether the device takes it again.
+const PROBE: TableDefinition<'static, (), &'static [u8]> = TableDefinition::new("probe");
+
+/// Behind each value: CRC-32 of its key and itself, little endian. The database does not look at its own checksums when
+/// it reads, and damaged JSON may still be JSON.
+const CHECKSUM_BYTES: usize = 4;
+
+/// Why the store did not do what it was asked.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(super) enum Fault {
+    /// The device refused: nothing works until the database is opened again.
+    #[error("{0}")]
+    Device(String),
+    /// The device refused somebody else, or the database is being opened again.
+    #[error("{0}")]
+    Closed(String),
+    /// What is there is not what was written. Another try gives the same.
+    #[error("{0}")]
+    Damaged(String),
+}
 
 pub(super) struct Store {
-    database: Database,
+    disk: Box<dyn Disk>,
+    /// None while it is being opened again. Who reads holds a transaction and not this: it ends with an error when the
+    /// database is closed under it.
+    database: RwLock<Option<Database>>,
+    /// Counts how often it was opened; readers wait on it.
+    openings: watch::Sender<u64>,
 }
 
 #[derive(Serialize, Deserialize)]
 struct StoredRun {
     number: u64,
     info: RunInfo,
+}
+
+/// A run as it lies in the file.
+pub(super) enum FoundRun {
+    Whole { number: u64, info: Box<RunInfo> },
+    Damaged { run: RunId, what: String },
+}
+
+/// What is there when the database is opened.
+pub(super) struct Found {
+    pub runs: Vec<FoundRun>,
+    /// No event has a larger run number or this one.
+    pub next_number: u64,
 }
 
 /// The tables within one commit.
@@ -35,75 +77,218 @@ pub(super) struct Tables<'t> {
 }
 
 impl Store {
-    pub fn open(folder: &Path, cache_bytes: usize) -> Result<Self, OpenError> {
-        std::fs::create_dir_all(folder).map_err(|source| OpenError::Folder { path: folder.display().to_string(), source })?;
-        let opened = Database::builder().set_cache_size(cache_bytes).create(folder.join("runcast.redb"));
-        let database = opened.map_err(|error| match error {
-            redb::DatabaseError::DatabaseAlreadyOpen => OpenError::InUse(folder.display().to_string()),
-            redb::DatabaseError::Storage(redb::StorageError::Io(source)) => {
-                OpenError::Folder { path: folder.display().to_string(), source }
+    pub fn open(disk: Box<dyn Disk>) -> Result<(Self, Found), OpenError> {
+        let store = Self { disk, database: RwLock::new(None), openings: watch::Sender::new(0) };
+        let (database, found) = store.open_database()?;
+        store.install(database);
+        Ok((store, found))
+    }
+
+    /// Closes the database and opens it again. Readers wait until [`Self::install`].
+    pub fn open_again(&self) -> Result<(Database, Found), OpenError> {
+        let old = self.database.write().unwrap_or_else(PoisonError::into_inner).take();
+        // What it says when it closes is no news: it has failed, or panicked.
+        let _ = guarded(|| old.map(Database::close));
+        self.disk.forget();
+        self.open_database()
+    }
+
+    /// The database for those who read, when it cannot be opened to be written to.
+    pub fn open_to_read(&self) -> Result<Database, OpenError> {
+        self.disk.open_to_read()
+    }
+
+    pub fn install(&self, database: Database) {
+        *self.database.write().unwrap_or_else(PoisonError::into_inner) = Some(database);
+        self.openings.send_modify(|openings| *openings += 1);
+    }
+
+    /// How often the database was opened, for who waits for the next time.
+    pub fn openings(&self) -> watch::Receiver<u64> {
+        self.openings.subscribe()
+    }
+
+    fn open_database(&self) -> Result<(Database, Found), OpenError> {
+        let database = self.disk.open()?;
+        let found = guarded(|| {
+            let transaction = database.begin_read().map_err(fault)?;
+            load(&transaction)
+        });
+        match found.unwrap_or_else(|panic| Err(Fault::Damaged(panic))) {
+            Ok(found) => Ok((database, found)),
+            Err(Fault::Device(what) | Fault::Closed(what)) => {
+                Err(OpenError::Folder { path: self.disk.path(), source: std::io::Error::other(what) })
             }
-            other => damaged(folder, other),
-        })?;
-        let store = Self { database };
-        // Opening the tables makes them.
-        store.write(|_| Ok(())).map_err(|what| damaged(folder, what))?;
-        Ok(store)
-    }
-
-    /// One durable commit of all that `change` does.
-    pub fn write(&self, change: impl FnOnce(&mut Tables<'_>) -> Result<(), redb::Error>) -> Result<(), redb::Error> {
-        let mut transaction = self.database.begin_write()?;
-        transaction.set_quick_repair(true);
-        change(&mut Tables::open(&transaction)?)?;
-        transaction.commit()?;
-        Ok(())
-    }
-
-    /// All runs.
-    pub fn load(&self) -> Result<Index, String> {
-        let mut index = Index::default();
-        let transaction = self.database.begin_read().map_err(text)?;
-        let runs = transaction.open_table(RUNS).map_err(text)?;
-        for row in runs.iter().map_err(text)? {
-            let (id, bytes) = row.map_err(text)?;
-            let stored: StoredRun = serde_json::from_slice(bytes.value())
-                .map_err(|error| format!("the entry of run {:?} is damaged: {error}", id.value()))?;
-            index.put(stored.number, stored.info);
+            Err(Fault::Damaged(what)) => Err(OpenError::Damaged { path: self.disk.path(), what }),
         }
-        Ok(index)
     }
 
-    pub fn read(&self, run: &RunId, number: u64, after: Seq, limit: ReadLimit) -> Result<Vec<Arc<Event>>, String> {
-        let transaction = self.database.begin_read().map_err(text)?;
-        let events = transaction.open_table(EVENTS).map_err(text)?;
-        let mut out = Vec::new();
-        let mut bytes_sum = 0;
-        for row in events.range((number, after.saturating_add(1))..=(number, u64::MAX)).map_err(text)? {
-            let (key, value) = row.map_err(text)?;
-            let bytes = Bytes::copy_from_slice(value.value());
-            if !out.is_empty() && (out.len() >= limit.events_max || bytes_sum + bytes.len() > limit.bytes_max) {
-                break;
-            }
-            bytes_sum += bytes.len();
-            let (_, seq) = key.value();
-            out.push(Arc::new(decode_record(run, seq, &bytes).map_err(|error| format!("event {seq} of run {run:?}: {error}"))?));
-        }
-        Ok(out)
+    /// One durable commit of all that `change` does. After an error it is not known whether it was stored.
+    pub fn write(&self, change: impl FnOnce(&mut Tables<'_>) -> Result<(), redb::Error>) -> Result<(), Fault> {
+        self.commit(|transaction| change(&mut Tables::open(transaction)?))
     }
 
-    pub fn place_of_step(&self, number: u64, index: i64) -> Result<Option<(i64, Seq)>, String> {
-        let transaction = self.database.begin_read().map_err(text)?;
-        let steps = transaction.open_table(STEPS).map_err(text)?;
-        let mut range = steps.range((number, i64::MIN)..=(number, index)).map_err(text)?;
-        let Some(row) = range.next_back() else { return Ok(None) };
-        let (key, seq) = row.map_err(text)?;
-        Ok(Some((key.value().1, seq.value())))
+    /// Writes and removes about so many bytes: whether the device takes as much.
+    pub fn probe(&self, bytes: usize) -> Result<(), Fault> {
+        let zeros = vec![0; bytes];
+        self.commit(|transaction| Ok(transaction.open_table(PROBE)?.insert((), zeros.as_slice()).map(drop)?))?;
+        self.commit(|transaction| Ok(transaction.open_table(PROBE)?.remove(()).map(drop)?))
+    }
+
+    fn commit(&self, change: impl FnOnce(&WriteTransaction) -> Result<(), redb::Error>) -> Result<(), Fault> {
+        let written = guarded(|| {
+            let mut transaction = {
+                let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
+                database.as_ref().ok_or(redb::Error::DatabaseClosed)?.begin_write()?
+            };
+            transaction.set_quick_repair(true);
+            change(&transaction)?;
+            Ok(transaction.commit()?)
+        });
+        written.unwrap_or_else(|panic| Err(redb::Error::Corrupted(panic))).map_err(fault)
+    }
+
+    /// What `read` finds in the file as it is now.
+    pub fn view<T>(&self, read: impl FnOnce(&ReadTransaction) -> Result<T, Fault>) -> Result<T, Fault> {
+        let viewed = guarded(|| {
+            let transaction = {
+                let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
+                database.as_ref().ok_or(Fault::Closed("it is being opened again".into()))?.begin_read().map_err(fault)?
+            };
+            read(&transaction)
+        });
+        viewed.unwrap_or_else(|panic| {
+            // A lock that was held in a panic before: what is read here is not at fault.
+            Err(if panic.contains("PoisonError") { Fault::Closed(panic) } else { Fault::Damaged(panic) })
+        })
     }
 }
 
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
+impl Drop for Store {
+    fn drop(&mut self) {
+        let database = self.database.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        // Closing writes what makes the next opening quick; without it the next opening takes longer.
+        let _ = guarded(|| database.map(Database::close));
+    }
+}
+
+/// Makes the tables of a new database.
+pub(super) fn make_tables(database: &Database) -> Result<(), redb::Error> {
+    let mut transaction = database.begin_write()?;
+    transaction.set_quick_repair(true);
+    Tables::open(&transaction)?;
+    Ok(transaction.commit()?)
+}
+
+fn load(transaction: &ReadTransaction) -> Result<Found, Fault> {
+    let runs = transaction.open_table(RUNS).map_err(fault)?;
+    let mut found = Found { runs: Vec::new(), next_number: 0 };
+    for row in runs.iter().map_err(fault)? {
+        let (id, bytes) = row.map_err(fault)?;
+        let Ok(run) = RunId::new(id.value()) else {
+            return Err(Fault::Damaged(format!("there is a run with the impossible id {:?}", id.value())));
+        };
+        match unseal(run.as_str().as_bytes(), bytes.value()).map(serde_json::from_slice::<StoredRun>) {
+            Some(Ok(StoredRun { number, info })) => found.runs.push(FoundRun::Whole { number, info: Box::new(info) }),
+            Some(Err(error)) => found.runs.push(FoundRun::Damaged { run, what: error.to_string() }),
+            None => {
+                let what = "its bytes are not those that were written";
+                // Perhaps it is the id that is damaged: then the run that it was must not seem to be unknown.
+                let json = bytes.value().split_last_chunk::<CHECKSUM_BYTES>().map(|(json, _)| json).unwrap_or_default();
+                if let Ok(stored) = serde_json::from_slice::<StoredRun>(json)
+                    && stored.info.run != run
+                {
+                    found.runs.push(FoundRun::Damaged { run: stored.info.run, what: what.into() });
+                }
+                found.runs.push(FoundRun::Damaged { run, what: what.into() });
+            }
+        }
+    }
+    // The number of a damaged entry is not known; its events say which are taken.
+    let events = transaction.open_table(EVENTS).map_err(fault)?;
+    if let Some((key, _)) = events.last().map_err(fault)? {
+        found.next_number = key.value().0.saturating_add(1);
+    }
+    Ok(found)
+}
+
+/// The events of a run after `after` up to `head`, as many as the limit allows, and at least one.
+pub(super) fn read(
+    transaction: &ReadTransaction,
+    (run, number): (&RunId, u64),
+    after: Seq,
+    head: Seq,
+    limit: ReadLimit,
+) -> Result<Vec<Arc<Event>>, Fault> {
+    let events = transaction.open_table(EVENTS).map_err(fault)?;
+    let mut out: Vec<Arc<Event>> = Vec::new();
+    let mut bytes_sum = 0;
+    if after >= head {
+        return Ok(out);
+    }
+    for row in events.range((number, after + 1)..=(number, head)).map_err(fault)? {
+        let (key, value) = row.map_err(fault)?;
+        let ((at, seq), value) = (key.value(), value.value());
+        let broken = |what: &str| Fault::Damaged(format!("event {seq} of run {run}: {what}"));
+        let bytes = unseal(&event_key(at, seq), value).ok_or_else(|| broken("its bytes are not those that were written"))?;
+        if !out.is_empty() && (out.len() >= limit.events_max || bytes_sum + bytes.len() > limit.bytes_max) {
+            break;
+        }
+        if at != number || out.last().is_some_and(|last| last.seq + 1 != seq) {
+            return Err(broken("it stands in a wrong place"));
+        }
+        bytes_sum += bytes.len();
+        let bytes = Bytes::copy_from_slice(bytes);
+        out.push(Arc::new(decode_record(run, seq, &bytes).map_err(|error| broken(&error.to_string()))?));
+    }
+    Ok(out)
+}
+
+pub(super) fn place_of_step(
+    transaction: &ReadTransaction,
+    (run, number): (&RunId, u64),
+    index: i64,
+) -> Result<Option<(i64, Seq)>, Fault> {
+    let steps = transaction.open_table(STEPS).map_err(fault)?;
+    let mut range = steps.range((number, i64::MIN)..=(number, index)).map_err(fault)?;
+    let Some(row) = range.next_back() else { return Ok(None) };
+    let (key, seq) = row.map_err(fault)?;
+    let (index, seq) = (key.value().1, seq.value());
+    // These entries have no checksum: the event itself says whether its step stands there.
+    let limit = ReadLimit { events_max: 1, bytes_max: 0 };
+    let event = read(transaction, (run, number), seq.saturating_sub(1), seq, limit)?.pop();
+    match event.and_then(|event| event.fact.step.as_ref().map(|step| step.index)) {
+        Some(found) if found == index => Ok(Some((index, seq))),
+        _ => Err(Fault::Damaged(format!("the place of step {index} of run {run} is damaged"))),
+    }
+}
+
+fn event_key(number: u64, seq: Seq) -> [u8; 16] {
+    (u128::from(number) << 64 | u128::from(seq)).to_be_bytes()
+}
+
+fn checksum(key: &[u8], bytes: &[u8]) -> [u8; CHECKSUM_BYTES] {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(key);
+    hasher.update(bytes);
+    hasher.finalize().to_le_bytes()
+}
+
+/// The bytes without their checksum, if it is theirs.
+fn unseal<'b>(key: &[u8], value: &'b [u8]) -> Option<&'b [u8]> {
+    let (bytes, sum) = value.split_last_chunk::<CHECKSUM_BYTES>()?;
+    (checksum(key, bytes) == *sum).then_some(bytes)
+}
+
+fn fault(error: impl Into<redb::Error>) -> Fault {
+    match error.into() {
+        redb::Error::Io(error) => Fault::Device(format!("{error}: {}", advice(&error))),
+        error @ (redb::Error::PreviousIo | redb::Error::DatabaseClosed | redb::Error::LockPoisoned(_)) => {
+            Fault::Closed(format!("the device has failed before ({error})"))
+        }
+        error @ redb::Error::Backend(_) => Fault::Device(error.to_string()),
+        error => Fault::Damaged(error.to_string()),
+    }
 }
 
 impl<'t> Tables<'t> {
@@ -116,7 +301,10 @@ impl<'t> Tables<'t> {
     }
 
     pub fn put_event(&mut self, number: u64, seq: Seq, record: &[u8]) -> Result<(), redb::Error> {
-        self.events.insert((number, seq), record)?;
+        let mut slot = self.events.insert_reserve((number, seq), record.len() + CHECKSUM_BYTES)?;
+        let (bytes, sum) = slot.as_mut().split_at_mut(record.len());
+        bytes.copy_from_slice(record);
+        sum.copy_from_slice(&checksum(&event_key(number, seq), record));
         Ok(())
     }
 
@@ -130,7 +318,8 @@ impl<'t> Tables<'t> {
 
     pub fn put_run(&mut self, number: u64, info: &RunInfo) -> Result<(), redb::Error> {
         let stored = StoredRun { number, info: info.clone() };
-        let bytes = serde_json::to_vec(&stored).unwrap_or_else(|error| unreachable!("a run is plain data: {error}"));
+        let mut bytes = serde_json::to_vec(&stored).unwrap_or_else(|error| unreachable!("a run is plain data: {error}"));
+        bytes.extend(checksum(info.run.as_str().as_bytes(), &bytes));
         self.runs.insert(info.run.as_str(), bytes.as_slice())?;
         Ok(())
     }

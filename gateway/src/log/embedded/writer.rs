@@ -1,4 +1,5 @@
-//! The one thread that writes: it takes what waits, commits it at once, and only then tells.
+//! The one thread that writes: it takes what waits, commits it at once, and only then tells. How it goes on after the
+//! device has failed stands in `recovery.rs`.
 
 use std::{
     collections::HashMap,
@@ -6,14 +7,20 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use runcast_config::Log as LogSettings;
 use runcast_translators::event::{Event, RunId, RunInfo};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{index::Index, retention, store::Store, tails::Tails};
+use super::{
+    index::{Index, Uptime},
+    recovery::Recovery,
+    retention,
+    store::Store,
+    tails::Tails,
+};
 use crate::{
     log::{Append, AppendError},
     ops::metrics,
@@ -22,9 +29,26 @@ use crate::{
 type Reply = oneshot::Sender<Result<Vec<Arc<Event>>, AppendError>>;
 
 pub(super) enum Command {
-    Append { append: Append, records: Vec<Vec<u8>>, reply: Reply },
-    Sweep { now: i64, reply: oneshot::Sender<u64> },
-    Close { reply: oneshot::Sender<()> },
+    Append {
+        append: Append,
+        records: Vec<Vec<u8>>,
+        reply: Reply,
+    },
+    Sweep {
+        now: Uptime,
+        reply: oneshot::Sender<u64>,
+    },
+    /// A reader has found that the device fails, when the database was opened for the `opening`th time.
+    Failed {
+        opening: u64,
+        why: String,
+    },
+    Close {
+        reply: oneshot::Sender<()>,
+    },
+    /// A bug, for the tests.
+    #[cfg(test)]
+    Panic,
 }
 
 pub(super) struct Writer {
@@ -34,6 +58,10 @@ pub(super) struct Writer {
     pub health: Arc<Mutex<Result<(), String>>>,
     pub waiting: Arc<AtomicU64>,
     pub settings: LogSettings,
+    pub opened: Instant,
+    pub recovery: Option<Recovery>,
+    /// When the last recovery was over, and how long its last pause was.
+    pub worked_again: Option<(Instant, Duration)>,
 }
 
 /// What one commit holds.
@@ -57,8 +85,8 @@ struct Accepted {
 }
 
 impl Writer {
-    pub fn run(self, mut queue: mpsc::Receiver<Command>) {
-        while let Some(command) = queue.blocking_recv() {
+    pub fn run(mut self, mut queue: mpsc::Receiver<Command>) {
+        while let Some(command) = self.next(&mut queue) {
             let mut group = Group { next_number: self.index().next_number(), ..Group::default() };
             let mut next = Some(command);
             let mut after = None;
@@ -68,7 +96,12 @@ impl Writer {
                     Command::Append { append, records, reply } => {
                         taken += 1;
                         group.bytes += records.iter().map(Vec::len).sum::<usize>();
-                        self.take(&mut group, append, records, reply);
+                        match &self.recovery {
+                            Some(recovery) => {
+                                group.refused.push((reply, AppendError::Unavailable(recovery.why.clone())));
+                            }
+                            None => self.take(&mut group, append, records, reply),
+                        }
                         if taken < self.settings.group_appends_max && group.bytes < self.settings.group_bytes_max {
                             next = queue.try_recv().ok();
                         }
@@ -80,19 +113,36 @@ impl Writer {
             self.commit(group);
             match after {
                 Some(Command::Sweep { now, reply }) => {
-                    let _ = reply.send(retention::sweep(&self.store, &self.index, &self.settings.retention, now));
+                    let _ = reply.send(self.sweep(now));
                 }
+                Some(Command::Failed { opening, why }) => self.failed_to_read(opening, why),
                 Some(Command::Close { reply }) => {
                     queue.close();
                     let _ = reply.send(());
                 }
+                #[cfg(test)]
+                Some(Command::Panic) => panic!("asked for"),
                 _ => {}
             }
         }
     }
 
+    fn sweep(&mut self, now: Uptime) -> u64 {
+        if self.recovery.is_some() {
+            return 0;
+        }
+        let (removed, result) = retention::sweep(&self.store, &self.index, &self.settings.retention, now);
+        if let Err(fault) = result {
+            self.fail(&fault.to_string(), 0);
+        }
+        removed
+    }
+
     /// Checks an append against the index and what the group already holds, and numbers its facts.
     fn take(&self, group: &mut Group, append: Append, records: Vec<Vec<u8>>, reply: Reply) {
+        if let Some(what) = self.index().damage(&append.run) {
+            return group.refused.push((reply, AppendError::Damaged(what.to_owned())));
+        }
         let (number, mut info) = match group.runs.get(&append.run) {
             Some((number, info)) => (*number, info.clone()),
             None => match self.index().entry(&append.run) {
@@ -130,7 +180,7 @@ impl Writer {
         group.accepted.push(Accepted { number, events, records, steps, reply });
     }
 
-    fn commit(&self, group: Group) {
+    fn commit(&mut self, group: Group) {
         for (reply, error) in group.refused {
             let _ = reply.send(Err(error));
         }
@@ -149,25 +199,23 @@ impl Writer {
             }
             group.runs.values().try_for_each(|(number, info)| tables.put_run(*number, info))
         });
-        let events: usize = group.accepted.iter().map(|accepted| accepted.events.len()).sum();
-        metrics::log_committed(events, group.bytes, start.elapsed());
-        if let Err(error) = result {
-            let what = error.to_string();
-            metrics::log_failed(&what);
-            self.set_health(Err(what.clone()));
+        if let Err(fault) = result {
+            let why = self.fail(&fault.to_string(), group.bytes);
+            // Whether they were stored shows when the database is open again; who tries again then finds it out.
             for accepted in group.accepted {
-                let _ = accepted.reply.send(Err(AppendError::Unavailable(what.clone())));
+                let _ = accepted.reply.send(Err(AppendError::Unavailable(why.clone())));
             }
             return;
         }
-        self.set_health(Ok(()));
+        let events: usize = group.accepted.iter().map(|accepted| accepted.events.len()).sum();
+        metrics::log_committed(events, group.bytes, start.elapsed());
         let commits = group
             .accepted
             .iter()
             .filter_map(|accepted| Some((accepted.events.first()?.run.clone(), accepted.events.clone().into())));
         self.tails.tell_committed(commits.collect(), || {
-            let mut index = self.index();
-            group.runs.into_values().for_each(|(number, info)| index.put(number, info));
+            let (mut index, now) = (self.index(), self.uptime());
+            group.runs.into_values().for_each(|(number, info)| index.put(number, info, now));
         });
         for accepted in group.accepted {
             // Who asked may be gone: the events are kept all the same.
@@ -175,11 +223,15 @@ impl Writer {
         }
     }
 
-    fn set_health(&self, health: Result<(), String>) {
-        *self.health.lock().unwrap_or_else(PoisonError::into_inner) = health;
+    pub(super) fn uptime(&self) -> Uptime {
+        uptime(self.opened, Instant::now())
     }
 
-    fn index(&self) -> std::sync::MutexGuard<'_, Index> {
+    pub(super) fn index(&self) -> std::sync::MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+pub(super) fn uptime(opened: Instant, now: Instant) -> Uptime {
+    now.saturating_duration_since(opened).as_millis() as Uptime
 }
