@@ -108,15 +108,26 @@ impl Ring {
         }
     }
 
+    /// Begins anew behind `head`, when what comes between is not kept any more.
+    pub fn restart(&mut self, head: Seq) {
+        let open = OpenText { base: self.open.base, ..OpenText::default() };
+        *self = Self { open, ..Self::new(head, self.events_max, self.bytes_max) };
+    }
+
+    /// The open text stands behind the closing event `base` or a later one: text of an older message comes too late.
+    pub fn open_behind(&mut self, base: Seq) {
+        if base > self.open.base {
+            self.open = OpenText { base, ..OpenText::default() };
+        }
+    }
+
     /// Takes in live text that begins `start` characters behind the closing event `base`; gives whether it says anything new.
     pub fn push_text(&mut self, run: &RunId, base: Seq, start: u32, text: &str) -> bool {
         if base < self.open.base || base > self.head() {
             // Of an older message, or of one whose predecessor has not come yet: the commit will bring it.
             return false;
         }
-        if base > self.open.base {
-            self.open = OpenText { base, ..OpenText::default() };
-        }
+        self.open_behind(base);
         if start > self.open.chars {
             // Behind a hole, likewise.
             return false;

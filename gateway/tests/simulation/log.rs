@@ -216,7 +216,8 @@ impl State {
                 self.fail(format!("a run of the unknown session {session:?} was made"));
                 return Err(AppendError::Unavailable("no such session".into()));
             };
-            (self.before, self.open, self.text_is_torn) = (info.head, OpenText::default(), false);
+            let open = OpenText { base: info.head, text: String::new() };
+            (self.before, self.open, self.text_is_torn) = (info.head, open, false);
             self.past.push((info.head, script.clone()));
             self.script = Some(script);
         }

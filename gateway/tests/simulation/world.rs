@@ -169,7 +169,7 @@ impl World {
     fn send(&mut self) {
         let scripts = self.log.state().scripts.clone();
         let script = scripts[self.rng.random_range(0..scripts.len())].clone();
-        let pace_ms = self.rng.random_range(1..30);
+        let pace_ms = self.rng.random_range(1..60);
         self.spawn_sender(script, pace_ms);
     }
 
@@ -191,23 +191,23 @@ impl World {
     async fn step(&mut self) -> Result<(), String> {
         self.log.state().steps += 1;
         match self.rng.random_range(0..1000) {
-            0..500 => {
+            0..600 => {
                 let client = self.rng.random_range(0..self.clients.len());
                 let acted = self.clients[client].act(&mut self.rng, &self.hubs, &self.run, &self.log);
                 acted.map_err(|what| self.failure(client, &what))?;
             }
-            500..700 => {
+            600..720 => {
                 self.log.state().tell_commit();
             }
-            700..760 => {
+            720..780 => {
                 self.log.state().tell_text();
             }
-            760..880 => {
+            780..900 => {
                 for _ in 0..self.rng.random_range(1..4) {
                     yield_now().await;
                 }
             }
-            880..970 => sleep(Duration::from_millis(self.rng.random_range(1..20))).await,
+            900..970 => sleep(Duration::from_millis(self.rng.random_range(1..20))).await,
             970..975 => self.change_weather(),
             975..980 => self.log.state().close_tails(),
             980..985 if self.senders.len() < 4 => self.send(),
