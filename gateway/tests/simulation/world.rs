@@ -304,17 +304,20 @@ impl World {
     /// The run is brought to its end in fine weather, and everybody sees it.
     async fn finish(&mut self) -> Result<(), String> {
         self.log.state().weather = Weather::default();
-        let script = {
-            let state = self.log.state();
-            state.script.clone().unwrap_or_else(|| state.scripts[0].clone())
-        };
-        self.spawn_sender(script, 5);
         for round in 0.. {
             if self.log.state().is_settled() {
                 break;
             }
             if round == ROUNDS_MAX {
                 return Err(format!("the run is not settled in the end\n{}", self.notes()));
+            }
+            if round % 100 == 0 || self.senders.iter().all(JoinHandle::is_finished) {
+                // Whose run it is may be decided only now.
+                let script = {
+                    let state = self.log.state();
+                    state.script.clone().unwrap_or_else(|| state.scripts[0].clone())
+                };
+                self.spawn_sender(script, 5);
             }
             sleep(Duration::from_millis(20)).await;
             self.log.state().tell_commit();
