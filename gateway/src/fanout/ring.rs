@@ -224,3 +224,22 @@ impl Text {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_another_message_than_the_open_one_is_not_shown() {
+        let run = RunId::new("run").expect("an id");
+        let mut ring = Ring::new(10, 1, 1);
+        ring.open_behind(7);
+        assert!(!ring.push_text(&run, 3, 0, "of an older message"));
+        assert!(ring.push_text(&run, 7, 0, "open"));
+        assert!(!ring.push_text(&run, 11, 0, "of the message behind one that has not come"));
+        assert!(!ring.push_text(&run, 9, 2, "of a newer message, whose start is lost"));
+        assert_eq!(ring.open_chars(), 0);
+        ring.restart(20);
+        assert!(!ring.push_text(&run, 7, 0, "of an older message"));
+    }
+}
