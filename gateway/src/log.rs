@@ -91,7 +91,8 @@ pub struct Tail {
 /// The open text as far as it is known here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenText {
-    /// The closing event that it follows; 0 when none is known.
+    /// The closing event that it follows; 0 when none is known. A log that may tell text late, after its message was
+    /// told to be complete, must know it: who follows from here on passes over text of older messages.
     pub base: Seq,
     pub text: String,
 }

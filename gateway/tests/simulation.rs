@@ -1,6 +1,6 @@
 //! Log, fan-out, readers and ingest in a world with a clock of its own: hubs, readers and owners are the real ones, the log
-//! is one in memory with scripted faults, and who does what next is rolled from a seed. One thread, no waiting: hundreds of
-//! thousands of actions take some seconds.
+//! is one in memory with scripted faults, and who does what next is rolled from a seed. One thread, no waiting: a million
+//! actions take some seconds.
 //!
 //! The law, held at every step: what a reader is given is exactly what the log has behind its position, but for holes
 //! that are announced and trimmed; text is the truth, each character once; who waits has everything; settled runs end.
@@ -28,7 +28,7 @@ use tokio::{runtime::Builder, task::unconstrained};
 use self::world::{Story, World};
 
 /// What `./test` runs.
-const STEPS: u64 = 300_000;
+const STEPS: u64 = 1_000_000;
 /// After so many a world has seen enough: another has other settings.
 const STEPS_OF_A_WORLD: u64 = 10_000;
 

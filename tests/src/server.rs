@@ -67,8 +67,11 @@ pub fn program() -> PathBuf {
 /// A binary of the workspace.
 fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("a path");
-    let path = own.ancestors().nth(2).expect("target/PROFILE/deps/NAME").join(name);
-    let how = if name == "runcast" { "--bins" } else { "--bin runcast-echo --features runcast/test-echo" };
+    let folder = own.ancestors().nth(2).expect("target/PROFILE/deps/NAME");
+    let (path, how) = match name {
+        "runcast" => (folder.join(name), "--bins"),
+        _ => (folder.join("examples").join(name), "--example runcast-echo --features runcast/test-echo"),
+    };
     assert!(path.exists(), "{} is not built: run `cargo build --workspace {how}` (./test does)", path.display());
     path
 }

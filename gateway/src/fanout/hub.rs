@@ -246,7 +246,7 @@ impl Hub {
                 // Retention has removed what was there: begin behind it.
                 let mut ring = self.ring();
                 metrics::ring_changed(-(ring.len() as i64));
-                *ring = Ring::new(first.seq - 1, self.settings.ring_events_max, self.settings.ring_bytes_max);
+                ring.restart(first.seq - 1);
             }
             self.take(&events);
         }
@@ -287,9 +287,9 @@ impl Hub {
     }
 
     fn take_open(&self, open: &OpenText) {
-        if !open.text.is_empty() {
-            self.ring().push_text(&self.run, open.base, 0, &open.text);
-        }
+        let mut ring = self.ring();
+        ring.open_behind(open.base);
+        ring.push_text(&self.run, open.base, 0, &open.text);
     }
 
     fn wake(&self) {

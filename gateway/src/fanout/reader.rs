@@ -177,19 +177,26 @@ impl Reader {
             Ok(events.into_iter().map(|event| hub.frame(event)).collect())
         };
         let page = hub.pages.get(after, read).await?;
-        let (floor, head) = {
-            let ring = self.hub.ring();
-            (ring.floor(), ring.head())
-        };
-        let earliest = match page.first() {
+        let first = match page.first() {
             Some(first) if first.event.seq == after + 1 => {
                 // Only what the hub has too: a reader never runs ahead of it.
+                let head = hub.ring().head();
                 self.page.extend(page.iter().filter(|frame| frame.event.seq <= head).cloned());
                 return Ok(());
             }
             Some(first) => first.event.seq,
-            None => floor + 1,
+            None => {
+                // Asked before the log is: what the hub may take in meanwhile is not gone.
+                let floor = hub.ring().floor();
+                match hub.log.info(&hub.run).await? {
+                    Some(info) if info.first <= after + 1 => return Ok(()),
+                    Some(info) => info.first,
+                    None => floor + 1,
+                }
+            }
         };
+        // The ring may still hold what the log does not.
+        let earliest = first.min(hub.ring().floor() + 1);
         self.place.position = Position::at(earliest - 1);
         out.push(Item::Hole { earliest });
         Ok(())

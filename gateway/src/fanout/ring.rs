@@ -121,15 +121,26 @@ impl Ring {
         }
     }
 
+    /// Begins anew behind `head`, when what comes between is not kept any more.
+    pub fn restart(&mut self, head: Seq) {
+        let open = OpenText { base: self.open.base, ..OpenText::default() };
+        *self = Self { open, ..Self::new(head, self.events_max, self.bytes_max) };
+    }
+
+    /// The open text stands behind the closing event `base` or a later one: text of an older message comes too late.
+    pub fn open_behind(&mut self, base: Seq) {
+        if base > self.open.base {
+            self.open = OpenText { base, ..OpenText::default() };
+        }
+    }
+
     /// Takes in live text that begins `start` characters behind the closing event `base`; gives whether it says anything new.
     pub fn push_text(&mut self, run: &RunId, base: Seq, start: u32, text: &str) -> bool {
         if base < self.open.base || base > self.head() {
             // Of an older message, or of one whose predecessor has not come yet: the commit will bring it.
             return false;
         }
-        if base > self.open.base {
-            self.open = OpenText { base, ..OpenText::default() };
-        }
+        self.open_behind(base);
         if start > self.open.chars {
             // Behind a hole, likewise.
             return false;
@@ -218,5 +229,24 @@ impl Text {
             Self::Shared(chunk) => make(run, &chunk.text),
             Self::Own { text, .. } => make(run, text),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_another_message_than_the_open_one_is_not_shown() {
+        let run = RunId::new("run").expect("an id");
+        let mut ring = Ring::new(10, 1, 1);
+        ring.open_behind(7);
+        assert!(!ring.push_text(&run, 3, 0, "of an older message"));
+        assert!(ring.push_text(&run, 7, 0, "open"));
+        assert!(!ring.push_text(&run, 11, 0, "of the message behind one that has not come"));
+        assert!(!ring.push_text(&run, 9, 2, "of a newer message, whose start is lost"));
+        assert_eq!(ring.open_chars(), 0);
+        ring.restart(20);
+        assert!(!ring.push_text(&run, 7, 0, "of an older message"));
     }
 }

@@ -58,7 +58,7 @@ struct State {
     skip: usize,
     /// Those events closed the open text: it is not to be shown again while it is re-read.
     mute: bool,
-    /// The last closing event, and how much text was told since.
+    /// The last closing event (or where the run began), and how much text was told since.
     base: Seq,
     told: u32,
     pending: Vec<Fact>,
@@ -195,7 +195,7 @@ impl Owner {
                 (None, None) => return Err(Refused::Unknown),
             });
             if let Some(info) = info {
-                state.head = info.first - 1;
+                (state.head, state.base) = (info.first - 1, info.first - 1);
                 loop {
                     let page = self.log.read(&self.run, state.head, REBUILD).await.map_err(fault)?;
                     if page.is_empty() {
@@ -396,6 +396,10 @@ impl State {
 
     /// Takes in an event that was decoded here and is kept now.
     fn kept(&mut self, event: &Event, origin: &NewRun) {
+        if self.info.is_none() {
+            // A run that was removed and comes again is numbered on: its text is newer than any before.
+            self.base = event.seq - 1;
+        }
         self.info.get_or_insert_with(|| RunInfo::new(event.run.clone(), origin.clone(), event.fact.at)).apply(event);
         self.note(event);
     }

@@ -226,6 +226,9 @@ impl Client {
             Stand::Waiting(waiting) => {
                 let Poll::Ready((reader, items, result)) = waiting.as_mut().poll(&mut cx) else { return Ok(()) };
                 let stands_at = reader.position();
+                if matches!(items.last(), Some(Item::Event { .. })) && stands_at.seq > reader.head() {
+                    return Err(format!("it is given more than its hub has: {stands_at:?}, {}", reader.head()));
+                }
                 self.stand = Stand::Idle(reader);
                 self.take(items, result, stands_at, &log.state())
             }

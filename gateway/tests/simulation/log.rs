@@ -29,6 +29,8 @@ pub struct Weather {
     pub append_fails: f64,
     /// What is kept is told to followers some time later, perhaps after the append's answer.
     pub told_late: f64,
+    /// What is kept is not told at all; the next is.
+    pub told_never: f64,
     pub text_lost: f64,
     pub text_twice: f64,
     pub text_late: f64,
@@ -44,6 +46,7 @@ impl Weather {
             append_late: chance(0.8),
             append_fails: chance(0.3),
             told_late: chance(0.9),
+            told_never: chance(0.5),
             text_lost: chance(0.3),
             text_twice: chance(0.5),
             text_late: chance(0.8),
@@ -216,7 +219,8 @@ impl State {
                 self.fail(format!("a run of the unknown session {session:?} was made"));
                 return Err(AppendError::Unavailable("no such session".into()));
             };
-            (self.before, self.open, self.text_is_torn) = (info.head, OpenText::default(), false);
+            let open = OpenText { base: info.head, text: String::new() };
+            (self.before, self.open, self.text_is_torn) = (info.head, open, false);
             self.past.push((info.head, script.clone()));
             self.script = Some(script);
         }
@@ -244,9 +248,16 @@ impl State {
         Ok(events)
     }
 
-    /// Tells the oldest commit that was not told yet; false when there is none.
+    /// Tells the oldest commit that was not told yet, or the one after it; false when there is none.
     pub fn tell_commit(&mut self) -> bool {
-        let Some(events) = self.commits.pop_front() else { return false };
+        let Some(mut events) = self.commits.pop_front() else { return false };
+        let never = self.weather.told_never;
+        if let Some(next) = self.commits.front().filter(|_| never > 0.0).cloned()
+            && self.rng.random_bool(never)
+        {
+            self.commits.pop_front();
+            events = next;
+        }
         self.told = events.last().map_or(self.told, |event| event.seq);
         let _ = self.followers.send(TailItem::Committed { events, at: std::time::Instant::now() });
         true

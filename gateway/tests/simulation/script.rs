@@ -79,7 +79,7 @@ pub fn timeless(mut fact: Fact) -> Fact {
 /// The first line is an event: a run belongs to the session whose event is its first.
 fn lines(rng: &mut StdRng) -> Vec<String> {
     let mut lines = vec![init()];
-    for _ in 0..rng.random_range(0..14) {
+    for _ in 0..rng.random_range(0..25) {
         match rng.random_range(0..16) {
             0 => lines.push(assistant(&id(rng), &text(rng), None)),
             1 => lines.push(assistant(&id(rng), &text(rng), Some("sub"))),
@@ -105,7 +105,7 @@ fn streamed(rng: &mut StdRng, lines: &mut Vec<String>) {
     let id = id(rng);
     lines.push(message_start(&id));
     let mut whole = String::new();
-    for _ in 0..rng.random_range(1..7) {
+    for _ in 0..rng.random_range(1..10) {
         let piece = text(rng);
         whole.push_str(&piece);
         lines.push(delta(&piece));
@@ -130,6 +130,6 @@ fn id(rng: &mut StdRng) -> String {
 
 fn text(rng: &mut StdRng) -> String {
     const LETTERS: [char; 8] = ['a', 'b', 'c', ' ', 'é', '世', '😀', '"'];
-    let count = rng.random_range(0..6);
+    let count = rng.random_range(0..8);
     (0..count).map(|_| LETTERS[rng.random_range(0..LETTERS.len())]).collect()
 }
