@@ -20,6 +20,6 @@ fn main() {
             println!("{cuts} of {count} cuts, {:.0} a second", per_second(cuts));
         }
     }));
-    let cuts = done.iter().map(|(_, cuts)| cuts).sum();
+    let cuts = done.iter().map(|done| done.cuts).sum();
     println!("{cuts} cuts, {:.0} a second, nothing lost, nothing twice; {done:?}", per_second(cuts));
 }

@@ -243,6 +243,25 @@ async fn a_websocket_client_that_sends_nonsense_is_closed_with_1008_and_the_othe
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_websocket_frame_is_told_from_what_is_no_text_and_a_close_is_answered() {
+    use tokio_tungstenite::tungstenite::protocol::frame::{
+        Frame,
+        coding::{Data, OpCode},
+    };
+    let server = Server::start();
+    server.send_lines("r", 0, fixtures::run("fix-failing-test")).await;
+    let not_utf8 = Frame::message(vec![0xff, 0xfe], OpCode::Data(Data::Text), true);
+    let reserved = Frame::message(vec![1], OpCode::Data(Data::Reserved(3)), true);
+    // A close without a code is answered without one: 1005 stands for that.
+    for (message, code) in [(Message::Frame(not_utf8), 1007), (Message::Frame(reserved), 1002), (Message::Close(None), 1005)] {
+        let mut stream = websocket(&server, "r", "since=100").await.expect("a stream");
+        stream.say(message).await;
+        stream.rest().await;
+        assert_eq!(stream.end, Some(End::Clean(code)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_may_say_first_where_to_resume() {
     let server = server_with_a_run().await;
     let whole = websocket(&server, "r", "since=-1").await.expect("a stream").rest().await;

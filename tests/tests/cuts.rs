@@ -11,8 +11,9 @@ use runcast_tests::{
 async fn clients_that_are_cut_500_times_at_random_see_each_record_once() {
     const CUTS: usize = 500;
     let done = cut_at_random(CUTS, runcast_tests::seed(), |_| {}).await;
-    assert!(done.iter().map(|(_, cuts)| cuts).sum::<usize>() >= CUTS);
-    assert!(done.iter().all(|(_, cuts)| *cuts >= CUTS / WAYS.len() / 2), "cut in every protocol: {done:?}");
+    assert!(done.iter().map(|done| done.cuts).sum::<usize>() >= CUTS);
+    assert!(done.iter().all(|done| done.cuts >= CUTS / WAYS.len() / 2), "cut in every protocol: {done:?}");
+    assert!(done.iter().any(|done| done.in_text > 0), "cut in the middle of live text: {done:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -70,7 +70,7 @@ const MAY_NAME: [(&str, &[&str]); 7] = [
     ("answer", &["log"]),
 ];
 /// They join the rooms, so they may name all of them.
-const JOINERS: [&str; 5] = ["app", "cli", "demo", "lib", "main"];
+const JOINERS: [&str; 6] = ["app", "bin", "cli", "demo", "lib", "main"];
 const NEUTRAL: [&str; 2] = ["ops", "answer"];
 
 fn arrows_that_point_back(files: &[File]) -> Vec<String> {
@@ -394,7 +394,7 @@ fn foreign_places(files: &[File]) -> Vec<String> {
     let mut found = Vec::new();
     for file in files {
         for (number, line) in file.text.lines().enumerate() {
-            let line = if file.path == "Cargo.lock" { line.replace(LOCKED, "") } else { line.to_owned() };
+            let line = if file.path.ends_with("Cargo.lock") { line.replace(LOCKED, "") } else { line.to_owned() };
             let place = NOT_OURS.iter().map(|(a, b)| format!("{a}{b}")).find(|place| names_place(&line, place));
             found.extend(place.map(|place| format!("{}:{}: names {place}", file.path, number + 1)));
         }
