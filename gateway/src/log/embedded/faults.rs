@@ -159,7 +159,7 @@ async fn check(failing: Failing, at: u64) -> u64 {
         let mut seen = Vec::new();
         loop {
             match tail.items.try_recv() {
-                Ok(TailItem::Committed(events)) => seen.extend(events.iter().cloned()),
+                Ok(TailItem::Committed { events, .. }) => seen.extend(events.iter().cloned()),
                 Ok(TailItem::Live(_)) => {}
                 Err(TryRecvError::Empty) => break,
                 Err(error) => panic!("{error}"),
