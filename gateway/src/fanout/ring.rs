@@ -121,9 +121,10 @@ impl Ring {
         }
     }
 
-    /// Begins anew behind `head`, when what comes between is not kept any more.
+    /// Begins anew behind `head`, when what comes between is not kept any more. Which event among those was the last to
+    /// close a text is not known, so no text that follows one of them is shown.
     pub fn restart(&mut self, head: Seq) {
-        let open = OpenText { base: self.open.base, ..OpenText::default() };
+        let open = OpenText { base: head, ..OpenText::default() };
         *self = Self { open, ..Self::new(head, self.events_max, self.bytes_max) };
     }
 

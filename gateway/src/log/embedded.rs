@@ -270,8 +270,11 @@ impl Log for Embedded {
 
     async fn place_of_step(&self, run: &RunId, index: i64) -> Result<Option<(i64, Seq)>, ReadError> {
         let Some((number, _)) = self.find(run)? else { return Ok(None) };
+        // First what is not in the file yet: it may get there in between, but not the other way round.
+        let unsaved = self.index().unsaved(number).and_then(|unsaved| unsaved.place_of_step(index));
         let own = run.clone();
-        self.view(run, move |file| store::place_of_step(file, (&own, number), index)).await
+        let saved = self.view(run, move |file| store::place_of_step(file, (&own, number), index)).await?;
+        Ok(saved.into_iter().chain(unsaved).reduce(index::nearest))
     }
 
     fn stats(&self) -> LogStats {

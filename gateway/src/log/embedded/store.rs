@@ -11,14 +11,15 @@ use tokio::sync::watch;
 use super::{
     OpenError,
     disk::{Disk, advice, guarded},
+    index::{StepPlace, Unsaved},
 };
 use crate::log::ReadLimit;
 
 /// (run number, seq) → stored event, and its checksum.
 const EVENTS: TableDefinition<'static, (u64, u64), &'static [u8]> = TableDefinition::new("events");
-/// run id → its number and `RunInfo`, JSON, and their checksum.
+/// run id → its number and `RunInfo`, JSON, and their checksum. That of a run that is not settled may lag behind its events.
 const RUNS: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("runs");
-/// (run number, step_index) → the seq where it first stood.
+/// (run number, step_index) → the seq where it first stood; for the events that the run's entry knows of.
 const STEPS: TableDefinition<'static, (u64, i64), u64> = TableDefinition::new("steps");
 /// What is written to see whether the device takes it again.
 const PROBE: TableDefinition<'static, (), &'static [u8]> = TableDefinition::new("probe");
@@ -58,7 +59,7 @@ struct StoredRun {
 
 /// A run as it lies in the file.
 pub(super) enum FoundRun {
-    Whole { number: u64, info: Box<RunInfo> },
+    Whole { number: u64, info: Box<RunInfo>, unsaved: Unsaved },
     Damaged { run: RunId, what: String },
 }
 
@@ -182,6 +183,7 @@ pub(super) fn make_tables(database: &Database) -> Result<(), redb::Error> {
 
 fn load(transaction: &ReadTransaction) -> Result<Found, Fault> {
     let runs = transaction.open_table(RUNS).map_err(fault)?;
+    let events = transaction.open_table(EVENTS).map_err(fault)?;
     let mut found = Found { runs: Vec::new(), next_number: 0 };
     for row in runs.iter().map_err(fault)? {
         let (id, bytes) = row.map_err(fault)?;
@@ -189,7 +191,11 @@ fn load(transaction: &ReadTransaction) -> Result<Found, Fault> {
             return Err(Fault::Damaged(format!("there is a run with the impossible id {:?}", id.value())));
         };
         match unseal(run.as_str().as_bytes(), bytes.value()).map(serde_json::from_slice::<StoredRun>) {
-            Some(Ok(StoredRun { number, info })) => found.runs.push(FoundRun::Whole { number, info: Box::new(info) }),
+            Some(Ok(StoredRun { number, info })) => found.runs.push(match follow(&events, number, info) {
+                Ok((info, unsaved)) => FoundRun::Whole { number, info: Box::new(info), unsaved },
+                Err(Fault::Damaged(what)) => FoundRun::Damaged { run, what },
+                Err(fault) => return Err(fault),
+            }),
             Some(Err(error)) => found.runs.push(FoundRun::Damaged { run, what: error.to_string() }),
             None => {
                 let what = "its bytes are not those that were written";
@@ -205,11 +211,42 @@ fn load(transaction: &ReadTransaction) -> Result<Found, Fault> {
         }
     }
     // The number of a damaged entry is not known; its events say which are taken.
-    let events = transaction.open_table(EVENTS).map_err(fault)?;
     if let Some((key, _)) = events.last().map_err(fault)? {
         found.next_number = key.value().0.saturating_add(1);
     }
     Ok(found)
+}
+
+/// Brings a run's entry up to its last event.
+fn follow(
+    events: &redb::ReadOnlyTable<(u64, u64), &'static [u8]>,
+    number: u64,
+    mut info: RunInfo,
+) -> Result<(RunInfo, Unsaved), Fault> {
+    let mut unsaved = Unsaved::default();
+    if info.is_settled() || info.tombstone {
+        return Ok((info, unsaved));
+    }
+    for row in events.range((number, info.head + 1)..=(number, u64::MAX)).map_err(fault)? {
+        let (key, value) = row.map_err(fault)?;
+        let (event, bytes) = event(&info.run, number, info.head + 1, key.value(), value.value())?;
+        unsaved.events += 1;
+        unsaved.steps.extend(StepPlace::of(&event, &info));
+        info.apply(&event);
+        info.bytes += bytes as u64;
+    }
+    Ok((info, unsaved))
+}
+
+/// A row of the events, which must be this run's at `seq`, and how many bytes it has.
+fn event(run: &RunId, number: u64, seq: Seq, key: (u64, u64), value: &[u8]) -> Result<(Event, usize), Fault> {
+    let broken = |what: &str| Fault::Damaged(format!("event {seq} of run {run}: {what}"));
+    let bytes = unseal(&event_key(key.0, key.1), value).ok_or_else(|| broken("its bytes are not those that were written"))?;
+    if key != (number, seq) {
+        return Err(broken("another event stands in its place"));
+    }
+    let event = decode_record(run, seq, &Bytes::copy_from_slice(bytes)).map_err(|error| broken(&error.to_string()))?;
+    Ok((event, bytes.len()))
 }
 
 /// The events of a run after `after` up to `head`, as many as the limit allows, and at least one.
@@ -228,18 +265,14 @@ pub(super) fn read(
     }
     for row in events.range((number, after + 1)..=(number, head)).map_err(fault)? {
         let (key, value) = row.map_err(fault)?;
-        let ((at, seq), value) = (key.value(), value.value());
-        let broken = |what: &str| Fault::Damaged(format!("event {seq} of run {run}: {what}"));
-        let bytes = unseal(&event_key(at, seq), value).ok_or_else(|| broken("its bytes are not those that were written"))?;
-        if !out.is_empty() && (out.len() >= limit.events_max || bytes_sum + bytes.len() > limit.bytes_max) {
+        let (key, value) = (key.value(), value.value());
+        if !out.is_empty() && (out.len() >= limit.events_max || bytes_sum + value.len() > limit.bytes_max) {
             break;
         }
-        if at != number || out.last().is_some_and(|last| last.seq + 1 != seq) {
-            return Err(broken("it stands in a wrong place"));
-        }
-        bytes_sum += bytes.len();
-        let bytes = Bytes::copy_from_slice(bytes);
-        out.push(Arc::new(decode_record(run, seq, &bytes).map_err(|error| broken(&error.to_string()))?));
+        // Where retention has removed what was before, the first that is left is the first.
+        let seq = out.last().map_or(key.1, |last| last.seq + 1);
+        bytes_sum += value.len();
+        out.push(Arc::new(event(run, number, seq, key, value)?.0));
     }
     Ok(out)
 }
@@ -308,12 +341,18 @@ impl<'t> Tables<'t> {
         Ok(())
     }
 
-    /// Remembers where a step_index first stood. `is_new`: no step of the run had one as large before.
-    pub fn put_step(&mut self, number: u64, index: i64, seq: Seq, is_new: bool) -> Result<(), redb::Error> {
-        if is_new || self.steps.get((number, index))?.is_none() {
-            self.steps.insert((number, index), seq)?;
+    /// Remembers where a step_index first stood.
+    fn put_step(&mut self, number: u64, step: StepPlace) -> Result<(), redb::Error> {
+        if step.is_new || self.steps.get((number, step.index))?.is_none() {
+            self.steps.insert((number, step.index), step.seq)?;
         }
         Ok(())
+    }
+
+    /// A run's entry, and the places of the steps that it did not know of.
+    pub fn save_run(&mut self, number: u64, info: &RunInfo, steps: &[StepPlace]) -> Result<(), redb::Error> {
+        steps.iter().try_for_each(|step| self.put_step(number, *step))?;
+        self.put_run(number, info)
     }
 
     pub fn put_run(&mut self, number: u64, info: &RunInfo) -> Result<(), redb::Error> {

@@ -15,7 +15,7 @@ use runcast_translators::event::{Event, RunId, RunInfo};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    index::{Index, Uptime},
+    index::{Index, StepPlace, Unsaved, Uptime},
     recovery::Recovery,
     retention,
     store::Store,
@@ -68,21 +68,33 @@ pub(super) struct Writer {
 #[derive(Default)]
 struct Group {
     /// The runs as they will be, with their number in the store.
-    runs: HashMap<RunId, (u64, RunInfo)>,
+    runs: HashMap<RunId, InGroup>,
     accepted: Vec<Accepted>,
     refused: Vec<(Reply, AppendError)>,
     next_number: u64,
     bytes: usize,
 }
 
+/// A run of a group.
+struct InGroup {
+    number: u64,
+    /// As it will be.
+    info: RunInfo,
+    /// What its entry in the file will lag behind, if it is not written with this group.
+    unsaved: Unsaved,
+    /// Its entry is written with this group.
+    is_saved: bool,
+}
+
 struct Accepted {
     number: u64,
     events: Vec<Arc<Event>>,
     records: Vec<Vec<u8>>,
-    /// For each event: its step_index and whether it is the largest so far.
-    steps: Vec<Option<(i64, bool)>>,
     reply: Reply,
 }
+
+/// So many events a run's entry may lag behind: as many are read for each open run when the log is opened.
+const UNSAVED_EVENTS_MAX: usize = 64;
 
 impl Writer {
     pub fn run(mut self, mut queue: mpsc::Receiver<Command>) {
@@ -143,18 +155,25 @@ impl Writer {
         if let Some(what) = self.index().damage(&append.run) {
             return group.refused.push((reply, AppendError::Damaged(what.to_owned())));
         }
-        let (number, mut info) = match group.runs.get(&append.run) {
-            Some((number, info)) => (*number, info.clone()),
-            None => match self.index().entry(&append.run) {
-                Some(entry) => (entry.number, RunInfo::clone(&entry.info)),
-                None => {
-                    group.next_number += 1;
-                    let at = append.facts.first().map_or(0, |fact| fact.at);
-                    (group.next_number - 1, RunInfo::new(append.run.clone(), append.origin.clone(), at))
-                }
-            },
+        let known = match group.runs.get(&append.run) {
+            Some(run) => Some((run.number, run.info.clone(), run.unsaved.clone(), run.is_saved)),
+            None => {
+                let index = self.index();
+                let entry = index.entry(&append.run);
+                entry.map(|entry| {
+                    let unsaved = index.unsaved(entry.number).cloned().unwrap_or_default();
+                    (entry.number, RunInfo::clone(&entry.info), unsaved, false)
+                })
+            }
         };
+        let (number, mut info, mut unsaved, mut is_saved) = known.unwrap_or_else(|| {
+            group.next_number += 1;
+            let at = append.facts.first().map_or(0, |fact| fact.at);
+            let info = RunInfo::new(append.run.clone(), append.origin.clone(), at);
+            (group.next_number - 1, info, Unsaved::default(), true)
+        });
         if info.tombstone {
+            is_saved = true;
             // A new incarnation goes on behind the old one's head, so that no old cursor points into it.
             let at = append.facts.first().map_or(0, |fact| fact.at);
             let fresh = RunInfo::new(append.run.clone(), append.origin, at);
@@ -167,17 +186,17 @@ impl Writer {
             return group.refused.push((reply, AppendError::Conflict { head: info.head }));
         }
         let mut events = Vec::with_capacity(append.facts.len());
-        let mut steps = Vec::with_capacity(append.facts.len());
         for (fact, record) in append.facts.into_iter().zip(&records) {
             let event = Event { run: append.run.clone(), seq: info.head + 1, fact };
-            let step = event.fact.step.as_ref().map(|step| step.index);
-            steps.push(step.map(|index| (index, info.last_step_index.is_none_or(|last| index > last))));
+            unsaved.steps.extend(StepPlace::of(&event, &info));
             info.apply(&event);
             info.bytes += record.len() as u64;
             events.push(Arc::new(event));
         }
-        group.runs.insert(append.run, (number, info));
-        group.accepted.push(Accepted { number, events, records, steps, reply });
+        unsaved.events += events.len();
+        is_saved |= info.is_settled() || unsaved.events >= UNSAVED_EVENTS_MAX;
+        group.runs.insert(append.run, InGroup { number, info, unsaved, is_saved });
+        group.accepted.push(Accepted { number, events, records, reply });
     }
 
     fn commit(&mut self, group: Group) {
@@ -190,14 +209,12 @@ impl Writer {
         let start = Instant::now();
         let result = self.store.write(|tables| {
             for accepted in &group.accepted {
-                for ((event, record), step) in accepted.events.iter().zip(&accepted.records).zip(&accepted.steps) {
+                for (event, record) in accepted.events.iter().zip(&accepted.records) {
                     tables.put_event(accepted.number, event.seq, record)?;
-                    if let Some((index, is_new)) = step {
-                        tables.put_step(accepted.number, *index, event.seq, *is_new)?;
-                    }
                 }
             }
-            group.runs.values().try_for_each(|(number, info)| tables.put_run(*number, info))
+            let mut saved = group.runs.values().filter(|run| run.is_saved);
+            saved.try_for_each(|run| tables.save_run(run.number, &run.info, &run.unsaved.steps))
         });
         if let Err(fault) = result {
             let why = self.fail(&fault.to_string(), group.bytes);
@@ -215,7 +232,10 @@ impl Writer {
             .filter_map(|accepted| Some((accepted.events.first()?.run.clone(), accepted.events.clone().into())));
         self.tails.tell_committed(commits.collect(), || {
             let (mut index, now) = (self.index(), self.uptime());
-            group.runs.into_values().for_each(|(number, info)| index.put(number, info, now));
+            for run in group.runs.into_values() {
+                index.note_unsaved(run.number, if run.is_saved { Unsaved::default() } else { run.unsaved });
+                index.put(run.number, run.info, now);
+            }
         });
         for accepted in group.accepted {
             // Who asked may be gone: the events are kept all the same.
