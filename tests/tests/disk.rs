@@ -266,9 +266,9 @@ async fn a_panic_of_the_database_is_told_in_the_log_and_not_beside_it() {
     assert_eq!(server.terminate().await, Some(0));
     let mut bytes = std::fs::read(file(&server)).expect("readable");
     // The first byte of a page is its kind; redb panics on one that it does not know.
-    for at in (0..bytes.len()).step_by(4096).skip(1) {
-        if bytes[at..at + 4096].windows(16).any(|window| window == b"here-is-the-mark") {
-            bytes[at] = 0xff;
+    for page in bytes.chunks_mut(4096).skip(1) {
+        if page.windows(16).any(|window| window == b"here-is-the-mark") {
+            page[0] = 0xff;
         }
     }
     std::fs::write(file(&server), &bytes).expect("written");
