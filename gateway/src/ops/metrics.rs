@@ -337,6 +337,13 @@ pub fn log_recovered(after: Duration) {
     tracing::info!(after_ms = after.as_millis() as u64, "the log takes writes again");
 }
 
+/// The database has panicked, which is an error to who asked it for something.
+pub fn log_panicked(panic: &std::panic::PanicHookInfo<'_>) {
+    let what = panic.payload_as_str().unwrap_or("a panic without words");
+    let at = panic.location().map(tracing::field::display);
+    tracing::warn!(what, at, "the database cannot make sense of what it has read");
+}
+
 pub fn log_damaged_runs(count: usize) {
     gauge!("runcast_log_damaged_runs").set(count as f64);
 }

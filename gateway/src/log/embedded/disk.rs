@@ -1,11 +1,13 @@
 //! Where the database lies, and what its errors mean to who runs us.
 
 use std::{
+    cell::Cell,
     fs::{File, OpenOptions, TryLockError},
     io,
     os::unix::fs::FileExt as _,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{self, AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
+    sync::Once,
 };
 
 use redb::Database;
@@ -15,6 +17,7 @@ use super::{
     overlay::{Overlay, Source},
     store,
 };
+use crate::ops::metrics;
 
 const FILE: &str = "runcast.redb";
 /// A database that is being made: it gets its name when it is whole, so an empty or half file under that name is damage.
@@ -160,9 +163,22 @@ pub(super) fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// Calls what may panic on damaged bytes; a panic becomes its text.
+thread_local! {
+    static IS_GUARDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls what may panic on damaged bytes; a panic becomes its text. What the process says when it panics goes to the log
+/// then, like all that it says.
 pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let others = panic::take_hook();
+        panic::set_hook(Box::new(move |told| if IS_GUARDED.get() { metrics::log_panicked(told) } else { others(told) }));
+    });
+    let was_guarded = IS_GUARDED.replace(true);
+    let called = catch_unwind(AssertUnwindSafe(call));
+    IS_GUARDED.set(was_guarded);
+    called.map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
         format!("it makes no sense to the database: {}", text.unwrap_or("a panic without words"))
     })

@@ -40,8 +40,8 @@ pub(super) struct Recovery {
     try_at: Instant,
     /// As much as failed to be written.
     probe_bytes: usize,
-    /// What the file has, when it could be opened again.
-    found: Option<Index>,
+    /// The database is open to be written to, and not only to be read.
+    is_open_to_write: bool,
 }
 
 impl Writer {
@@ -73,7 +73,8 @@ impl Writer {
             Some((at, pause)) if at.elapsed() < self.retry_max() * CALM_AFTER => (pause * 2).min(self.retry_max()),
             _ => self.retry_min(),
         };
-        self.recovery = Some(Recovery { why: why.to_owned(), since: now, pause, try_at: now + pause, probe_bytes, found: None });
+        self.recovery =
+            Some(Recovery { why: why.to_owned(), since: now, pause, try_at: now + pause, probe_bytes, is_open_to_write: false });
         self.set_health(Err(why));
         if pause == self.retry_min() {
             self.open_again();
@@ -96,7 +97,7 @@ impl Writer {
         }
         match &mut self.recovery {
             // To be opened again when its time has come.
-            Some(recovery) => recovery.found = None,
+            Some(recovery) => recovery.is_open_to_write = false,
             None => {
                 self.fail(&why, 0);
             }
@@ -106,12 +107,10 @@ impl Writer {
     /// Opens the database for those who read; the index stays as it is.
     fn open_again(&mut self) {
         let opened = self.store.open_again();
-        let uptime = self.uptime();
         let Some(recovery) = &mut self.recovery else { return };
-        recovery.found = None;
+        recovery.is_open_to_write = opened.is_ok();
         match opened {
-            Ok((database, found)) => {
-                recovery.found = Some(Index::new(found, crate::now(), uptime));
+            Ok(database) => {
                 self.store.install(database);
                 metrics::log_opened_again();
             }
@@ -125,10 +124,10 @@ impl Writer {
     }
 
     fn try_again(&mut self) {
-        if self.recovery.as_ref().is_some_and(|recovery| recovery.found.is_none()) {
+        if !self.is_open_to_write() {
             self.open_again();
         }
-        if self.recovery.as_ref().is_some_and(|recovery| recovery.found.is_some())
+        if self.is_open_to_write()
             && let Err(why) = self.prove().and_then(|()| self.go_on())
         {
             self.still_failing(why);
@@ -140,6 +139,10 @@ impl Writer {
             recovery.pause = (recovery.pause * 2).min(retry_max);
             recovery.try_at = Instant::now() + recovery.pause;
         }
+    }
+
+    fn is_open_to_write(&self) -> bool {
+        self.recovery.as_ref().is_some_and(|recovery| recovery.is_open_to_write)
     }
 
     fn still_failing(&mut self, why: String) {
@@ -158,9 +161,11 @@ impl Writer {
         self.store.probe(bytes).map_err(|fault| fault.to_string())
     }
 
-    /// Takes the file's index for ours and tells what is new in it.
+    /// Takes the file's index for ours and tells what is new in it. It is read only here, once the device has proved
+    /// that it works: with many runs that is too long to do at every try.
     fn go_on(&mut self) -> Result<(), String> {
-        let Some(file) = self.recovery.as_mut().and_then(|recovery| recovery.found.take()) else { return Ok(()) };
+        let found = self.store.load().map_err(|error| error.to_string())?;
+        let file = Index::new(found, crate::now(), self.uptime());
         let ahead = self.index().ahead(&file).map_err(|run| {
             format!(
                 "the file has lost events that it had taken, those of run {run} among them: put a backup in its place, or \

@@ -80,18 +80,27 @@ pub(super) struct Tables<'t> {
 impl Store {
     pub fn open(disk: Box<dyn Disk>) -> Result<(Self, Found), OpenError> {
         let store = Self { disk, database: RwLock::new(None), openings: watch::Sender::new(0) };
-        let (database, found) = store.open_database()?;
-        store.install(database);
+        store.install(store.disk.open()?);
+        let found = store.load()?;
         Ok((store, found))
     }
 
+    /// All runs as they lie in the file now: it reads every entry, so it takes its time where there are many.
+    pub fn load(&self) -> Result<Found, OpenError> {
+        let path = || self.disk.path();
+        self.view(load).map_err(|fault| match fault {
+            Fault::Device(what) | Fault::Closed(what) => OpenError::Folder { path: path(), source: std::io::Error::other(what) },
+            Fault::Damaged(what) => OpenError::Damaged { path: path(), what },
+        })
+    }
+
     /// Closes the database and opens it again. Readers wait until [`Self::install`].
-    pub fn open_again(&self) -> Result<(Database, Found), OpenError> {
+    pub fn open_again(&self) -> Result<Database, OpenError> {
         let old = self.database.write().unwrap_or_else(PoisonError::into_inner).take();
         // What it says when it closes is no news: it has failed, or panicked.
         let _ = guarded(|| old.map(Database::close));
         self.disk.forget();
-        self.open_database()
+        self.disk.open()
     }
 
     /// The database for those who read, when it cannot be opened to be written to.
@@ -107,21 +116,6 @@ impl Store {
     /// How often the database was opened, for who waits for the next time.
     pub fn openings(&self) -> watch::Receiver<u64> {
         self.openings.subscribe()
-    }
-
-    fn open_database(&self) -> Result<(Database, Found), OpenError> {
-        let database = self.disk.open()?;
-        let found = guarded(|| {
-            let transaction = database.begin_read().map_err(fault)?;
-            load(&transaction)
-        });
-        match found.unwrap_or_else(|panic| Err(Fault::Damaged(panic))) {
-            Ok(found) => Ok((database, found)),
-            Err(Fault::Device(what) | Fault::Closed(what)) => {
-                Err(OpenError::Folder { path: self.disk.path(), source: std::io::Error::other(what) })
-            }
-            Err(Fault::Damaged(what)) => Err(OpenError::Damaged { path: self.disk.path(), what }),
-        }
     }
 
     /// One durable commit of all that `change` does. After an error it is not known whether it was stored.
