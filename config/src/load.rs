@@ -101,6 +101,7 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         ("fanout.page_events_max", fanout.page_events_max),
         ("fanout.page_bytes_max", fanout.page_bytes_max),
         ("fanout.pages_max", fanout.pages_max),
+        ("fanout.shard_clients_max", fanout.shard_clients_max),
         ("stream.write_bytes_max", stream.write_bytes_max),
         ("stream.client_message_bytes_max", stream.client_message_bytes_max),
     ];

@@ -95,6 +95,7 @@ pub struct Fanout {
     pub page_events_max: usize,
     pub page_bytes_max: usize,
     pub pages_max: usize,
+    pub shard_clients_max: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -196,6 +197,7 @@ impl Default for Fanout {
             page_events_max: 256,
             page_bytes_max: MIB,
             pages_max: 4,
+            shard_clients_max: 256,
         }
     }
 }

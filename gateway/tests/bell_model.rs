@@ -80,9 +80,7 @@ async fn pump(hub: &Hub, listener: &mut Listener, count: usize) {
         if hub.ring.lock().expect("whole").len() == count {
             return;
         }
-        if !listener.has_changed() {
-            listener.changed().await;
-        }
+        listener.changed().await;
     }
 }
 

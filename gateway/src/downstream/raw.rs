@@ -87,7 +87,17 @@ impl RawSocket {
 
     /// Writes whole pieces, many in one write; gives how many writes it took.
     pub async fn write(&self, pieces: &mut VecDeque<Bytes>) -> Result<usize, Unwritten> {
-        let (mut is_begun, mut writes) = (false, 0);
+        self.write_pieces(pieces, false).await
+    }
+
+    /// Writes the end of a piece whose beginning was taken before; gives how many writes it took.
+    pub async fn write_rest(&self, rest: Bytes) -> Result<usize, Unwritten> {
+        self.write_pieces(&mut VecDeque::from([rest]), true).await
+    }
+
+    /// `is_begun`: of the first piece the peer has something already.
+    async fn write_pieces(&self, pieces: &mut VecDeque<Bytes>, mut is_begun: bool) -> Result<usize, Unwritten> {
+        let mut writes = 0;
         while !pieces.is_empty() {
             let mut written = match self.try_write(pieces) {
                 Ok(0) => return Err(Unwritten::Gone),
@@ -133,6 +143,8 @@ impl RawSocket {
     pub async fn gone(&self) {
         let mut thrown = [0; 512];
         loop {
+            // A peer that sends without end is never waited for: others are to have their turn all the same.
+            tokio::task::consume_budget().await;
             if self.shared.stream.readable().await.is_err() {
                 return;
             }

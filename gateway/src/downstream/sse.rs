@@ -273,8 +273,11 @@ impl Stream {
                 happening = self.watch.next_at_edge(&mut self.items, &sink, encoding) => happening,
                 () = socket.gone() => return Ok(Goodbye::ClientLeft),
             };
-            pieces.extend(self.watch.reader.take_rest());
-            let before = pieces.len();
+            if let Some(rest) = self.watch.reader.take_rest() {
+                let bytes = rest.len();
+                let writes = socket.write_rest(rest).await?;
+                self.watch.connection.sent(1, bytes, writes);
+            }
             match happening {
                 Happening::Items => pieces.extend(self.encode_items().map(|chunk| chunk.chunked().clone())),
                 Happening::Silence => pieces.push_back(keepalive(self.encoding).chunked().clone()),
@@ -283,7 +286,7 @@ impl Stream {
                     return Ok(goodbye);
                 }
             }
-            records = pieces.len() - before;
+            records = pieces.len();
         }
     }
 

@@ -240,16 +240,22 @@ impl Socket {
         self.socket.get_ref().write(frames).await
     }
 
-    /// Says goodbye in the protocol's own way. `rest`: what must be written before, to end a frame that was begun.
+    /// Says goodbye in the protocol's own way. `rest`: what must be written before, also before what the library has to say,
+    /// to end a frame that was begun.
     async fn close(&mut self, goodbye: Goodbye, rest: Option<Bytes>) {
-        use futures_util::SinkExt as _;
         let ending = goodbye.ending();
+        if let Some(rest) = rest
+            && self.socket.get_ref().write_rest(rest).await.is_err()
+        {
+            // Nothing that is written now would be understood.
+            let _ = self.socket.get_mut().shutdown().await;
+            return;
+        }
         if goodbye != Goodbye::ClientLeft {
             let mut frame = vec![0x88, 2 + ending.close_reason.len() as u8];
             frame.extend_from_slice(&ending.close_code.to_be_bytes());
             frame.extend_from_slice(ending.close_reason.as_bytes());
-            let mut frames: VecDeque<Bytes> = rest.into_iter().chain([Bytes::from(frame)]).collect();
-            if self.write(&mut frames).await.is_ok() {
+            if self.write(&mut VecDeque::from([Bytes::from(frame)])).await.is_ok() {
                 // The peer's close ends it from its side; one that does not answer is not waited for long.
                 let answer = async { while let Some(Ok(_)) = self.socket.next().await {} };
                 let _ = timeout(CLOSE_WAIT, answer).await;
@@ -354,8 +360,8 @@ impl Session {
                 self.items.extend(read.drain(..));
                 if let Some(rest) = self.watch.reader.take_rest() {
                     let bytes = rest.len();
-                    let writes = socket.socket.get_ref().write(&mut VecDeque::from([rest])).await?;
-                    self.watch.connection.sent(0, bytes, writes);
+                    let writes = socket.socket.get_ref().write_rest(rest).await?;
+                    self.watch.connection.sent(1, bytes, writes);
                 }
                 is_news |= self.watch.reader.written() != before;
                 match heard {

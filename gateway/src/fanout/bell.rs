@@ -118,10 +118,6 @@ impl Listener {
         poll_fn(|cx| self.poll_changed(cx)).await;
     }
 
-    pub fn has_changed(&self) -> bool {
-        self.bell.rings() != self.heard
-    }
-
     /// Looks, and looks again after each ring, until `look` finds something. Nothing is lost when the wait is given up.
     pub async fn until<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> T {
         loop {
@@ -134,9 +130,10 @@ impl Listener {
         }
     }
 
-    /// What was rung for so far is known: to be called before looking.
-    pub fn mark(&mut self) {
-        self.heard = self.bell.rings();
+    /// What was rung for so far is known: to be called before looking. Gives whether there was anything new.
+    pub fn mark(&mut self) -> bool {
+        let rings = self.bell.rings();
+        std::mem::replace(&mut self.heard, rings) != rings
     }
 
     /// Ready when the bell was rung since [`Self::mark`]; else the task is woken at the next ring.

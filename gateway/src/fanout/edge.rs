@@ -39,10 +39,8 @@ pub struct Encoding {
     pub encode: fn(&RunId, &Item) -> Option<Bytes>,
 }
 
-/// So many clients are written to by one task; a run with more has several tasks, which spread over the processors.
-const SHARD_CLIENTS_MAX: usize = 256;
-/// After so many clients other tasks have their turn.
-const TURN_CLIENTS: usize = 32;
+/// A task that writes to all the clients it may have gives others their turn so many times on its way.
+const TURNS: usize = 8;
 
 /// The edge of one hub.
 #[derive(Default)]
@@ -53,9 +51,9 @@ pub(super) struct Edge {
 #[derive(Default)]
 struct Shard {
     newcomers: Mutex<Vec<Arc<Member>>>,
-    /// Rings when there are newcomers.
+    /// Rings when there are newcomers, and when the last client has left.
     bell: Notify,
-    /// How many clients it has, those that have left and were not noticed yet included.
+    /// How many clients stand here.
     clients: AtomicUsize,
 }
 
@@ -76,6 +74,7 @@ struct State {
 /// A client's stay at the edge; when this is dropped the reader has its place again.
 pub(super) struct Standing<'r> {
     reader: &'r mut Reader,
+    shard: Arc<Shard>,
     member: Arc<Member>,
 }
 
@@ -83,8 +82,8 @@ impl<'r> Standing<'r> {
     pub fn new(reader: &'r mut Reader, sink: Arc<dyn Sink>, encoding: &'static Encoding) -> Self {
         let state = State { place: std::mem::take(&mut reader.place), sink: Some(sink) };
         let member = Arc::new(Member { encoding, state: Mutex::new(state), given_back: Notify::new() });
-        reader.hub().edge.join(reader, member.clone());
-        Self { reader, member }
+        let shard = reader.hub().edge.join(reader, member.clone());
+        Self { reader, shard, member }
     }
 
     /// Waits until the client is given back. It may go before that.
@@ -98,6 +97,11 @@ impl Drop for Standing<'_> {
         let mut state = self.member.state();
         state.sink = None;
         self.reader.place = std::mem::take(&mut state.place);
+        drop(state);
+        if self.shard.clients.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // Nothing may ever happen here again: its task is not to hold the hub until then.
+            self.shard.bell.notify_one();
+        }
     }
 }
 
@@ -108,9 +112,10 @@ impl Member {
 }
 
 impl Edge {
-    fn join(&self, reader: &Reader, member: Arc<Member>) {
+    fn join(&self, reader: &Reader, member: Arc<Member>) -> Arc<Shard> {
         let mut shards = lock(&self.shards);
-        let shard = match shards.iter().find(|shard| shard.clients.load(Ordering::Relaxed) < SHARD_CLIENTS_MAX) {
+        let clients_max = reader.hub().settings.shard_clients_max;
+        let shard = match shards.iter().find(|shard| shard.clients.load(Ordering::Relaxed) < clients_max) {
             Some(shard) => shard.clone(),
             None => {
                 let shard = Arc::new(Shard::default());
@@ -119,10 +124,11 @@ impl Edge {
                 shard
             }
         };
-        shard.clients.fetch_add(1, Ordering::Relaxed);
+        shard.clients.fetch_add(1, Ordering::AcqRel);
         lock(&shard.newcomers).push(member);
         // Still under the lock: a shard that ends looks for newcomers under it.
         shard.bell.notify_one();
+        shard
     }
 
     /// Ends a shard without clients; false when somebody has come in the meantime.
@@ -141,6 +147,8 @@ struct Pump {
     hub: Arc<Hub>,
     shard: Arc<Shard>,
     members: Vec<Arc<Member>>,
+    /// After so many other tasks have their turn.
+    turn_clients: usize,
     /// Made in this pass: clients at the same place share one.
     batches: Vec<Batch>,
     sent: Vec<(&'static Encoding, Sent)>,
@@ -157,7 +165,7 @@ struct Batch {
     /// Where each record ends in `bytes`, and the place of a client that has it.
     ends: Vec<(usize, Position)>,
     end: Position,
-    /// There is more behind it.
+    /// There is more behind it, if only that the run is over.
     more: bool,
     /// When its newest event was kept.
     committed_at: Option<Instant>,
@@ -170,35 +178,45 @@ struct Batch {
 
 impl Pump {
     fn new(hub: Arc<Hub>, shard: Arc<Shard>) -> Self {
-        Self { hub, shard, members: Vec::new(), batches: Vec::new(), sent: Vec::new(), delivery: metrics::delivery() }
+        let turn_clients = (hub.settings.shard_clients_max / TURNS).max(1);
+        let (members, batches, sent) = (Vec::new(), Vec::new(), Vec::new());
+        Self { hub, shard, members, turn_clients, batches, sent, delivery: metrics::delivery() }
     }
 
     async fn run(mut self, mut listener: Listener) {
         // Members before this one have been written to since the last change.
         let mut served = 0;
         loop {
-            // Whatever changes from here on wakes us.
-            listener.mark();
-            self.members.append(&mut lock(&self.shard.newcomers));
-            let more = self.pass(served).await;
-            served = self.members.len();
-            if more || listener.has_changed() {
+            // Whatever changes from here on wakes us; what has changed concerns all, also if a newcomer woke us.
+            let (has_changed, have_left) = (listener.mark(), self.take_newcomers());
+            if has_changed || have_left {
                 served = 0;
-                continue;
             }
+            let more = self.pass(served).await;
+            served = if more { 0 } else { self.members.len() };
             if self.members.is_empty() && self.hub.edge.close(&self.shard) {
                 return;
             }
+            // Whoever makes events fast is not to keep this from giving others their turn.
+            tokio::task::consume_budget().await;
+            if more {
+                continue;
+            }
             tokio::select! {
-                () = listener.changed() => served = 0,
-                () = self.shard.bell.notified() => {
-                    // Those that have gone are only noticed by a whole pass.
-                    if self.members.len() > SHARD_CLIENTS_MAX {
-                        served = 0;
-                    }
-                }
+                // In order, so that a simulation goes the same way again.
+                biased;
+                () = listener.changed() => {}
+                () = self.shard.bell.notified() => {}
             }
         }
+    }
+
+    /// Gives whether so many have left that a whole pass is due, which forgets them: on a quiet run clients come and go with
+    /// each sign of life.
+    fn take_newcomers(&mut self) -> bool {
+        self.members.append(&mut lock(&self.shard.newcomers));
+        let clients = self.shard.clients.load(Ordering::Acquire);
+        clients == 0 || self.members.len() > 2 * clients.max(self.turn_clients)
     }
 
     /// Writes to all members from `first` on; gives whether there is more for them.
@@ -210,10 +228,9 @@ impl Pump {
                 at += 1;
             } else {
                 self.members.swap_remove(at);
-                self.shard.clients.fetch_sub(1, Ordering::Relaxed);
             }
             turn += 1;
-            if turn % TURN_CLIENTS == 0 {
+            if turn % self.turn_clients == 0 {
                 self.measure();
                 tokio::task::yield_now().await;
             }
@@ -291,7 +308,7 @@ impl Batch {
             let ring = hub.ring();
             let taken = take_ring(&ring, &mut end, encoding.text, hub.write_bytes_max, &mut items);
             let is_newest = from.seq < end.seq && end.seq == ring.head();
-            (taken, end.seq < ring.head(), ring.committed_at.filter(|_| is_newest))
+            (taken, end.seq < ring.head() || ring.is_settled(), ring.committed_at.filter(|_| is_newest))
         };
         let (mut parts, mut ends, mut length, mut position) = (Vec::new(), Vec::<(usize, Position)>::new(), 0, from);
         for item in &items {

@@ -126,7 +126,8 @@ impl Reader {
         sink: &Arc<dyn Sink>,
         encoding: &'static Encoding,
     ) -> Result<bool, ReadError> {
-        while !self.take_page(out, bytes_max) {
+        // What is left of a record goes first, also when a wait was given up without having asked for it.
+        while self.place.rest.is_empty() && !self.take_page(out, bytes_max) {
             let taken = take_ring(&self.hub.ring(), &mut self.place.position, self.wants_text, bytes_max, out);
             match taken {
                 Taken::Some => break,
@@ -134,7 +135,7 @@ impl Reader {
                 Taken::Behind => self.read_log(out).await?,
                 Taken::Nothing => Standing::new(self, sink.clone(), encoding).end().await,
             }
-            if !out.is_empty() || !self.place.rest.is_empty() {
+            if !out.is_empty() {
                 break;
             }
         }

@@ -189,6 +189,11 @@ impl State {
         }
     }
 
+    /// How many follow the tail.
+    pub fn followed(&self) -> usize {
+        self.followers.receiver_count()
+    }
+
     /// All who follow lose the tail.
     pub fn close_tails(&mut self) {
         self.followers = broadcast::channel(self.capacity).0;

@@ -51,6 +51,7 @@ pub struct Story {
     pub events: u64,
     pub texts: u64,
     pub holes: u64,
+    pub torn: u64,
     pub runs: u64,
 }
 
@@ -63,6 +64,7 @@ impl World {
         settings.fanout.ring_bytes_max = [1, 1200, 1 << 20][rng.random_range(0..3)];
         settings.fanout.page_events_max = rng.random_range(1..=5);
         settings.fanout.pages_max = rng.random_range(1..=4);
+        settings.fanout.shard_clients_max = [1, 2, 3, 256][rng.random_range(0..4)];
         settings.fanout.linger_ms = rng.random_range(20..=200);
         settings.ingest.queue_max = rng.random_range(1..=4);
         settings.ingest.owner_idle_ms = rng.random_range(10..=2000);
@@ -71,7 +73,7 @@ impl World {
         let shared: Arc<dyn Log> = log.clone();
         let hubs = [(); 2].map(|()| Hubs::new(shared.clone(), settings.fanout.clone(), &settings.stream));
         let ingests = [(); 2].map(|()| Ingest::new(shared.clone(), settings.ingest.clone()));
-        let clients = (0..rng.random_range(1..=8)).map(|_| Client::new(&mut rng)).collect();
+        let clients = (0..rng.random_range(1..=10)).map(|_| Client::new(&mut rng)).collect();
         Self {
             rng,
             settings,
@@ -113,6 +115,7 @@ impl World {
             events: sum(|client| client.events),
             texts: sum(|client| client.texts),
             holes: sum(|client| client.holes),
+            torn: sum(|client| client.torn),
             runs,
         })
     }
@@ -216,7 +219,8 @@ impl World {
             985..990 => self.lose_sender(),
             990..993 => self.restart_ingest(),
             993..996 => self.trim(),
-            996..1000 => self.rest().await?,
+            996..999 => self.rest().await?,
+            999 => self.be_alone().await?,
             _ => {}
         }
         self.check()
@@ -290,7 +294,8 @@ impl World {
             sleep(Duration::from_millis(400)).await;
             self.hurry().await?;
             let state = self.log.state();
-            let restless = self.clients.iter().enumerate().find_map(|(at, client)| Some((at, client.check_rest(&state).err()?)));
+            let restless =
+                self.clients.iter_mut().enumerate().find_map(|(at, client)| Some((at, client.check_rest(&state).err()?)));
             drop(state);
             if let Some((client, what)) = restless {
                 return Err(self.failure(client, &what));
@@ -299,6 +304,27 @@ impl World {
         self.pauses.store(false, Ordering::Relaxed);
         self.log.state().weather = weather;
         Ok(())
+    }
+
+    /// All leave: nobody holds the run in memory for long then.
+    async fn be_alone(&mut self) -> Result<(), String> {
+        let weather = std::mem::take(&mut self.log.state().weather);
+        self.note("all leave");
+        for client in 0..self.clients.len() {
+            let left = self.clients[client].leave();
+            left.map_err(|what| self.failure(client, &what))?;
+        }
+        // A hub ends at the second tick that finds it unwatched, or when it has read the log again.
+        sleep(Duration::from_millis(3 * self.settings.fanout.linger_ms + 400)).await;
+        let mut state = self.log.state();
+        state.weather = weather;
+        match state.followed() {
+            0 => Ok(()),
+            hubs => {
+                drop(state);
+                Err(format!("nobody watches, and {hubs} hubs follow the log\n{}", self.notes()))
+            }
+        }
     }
 
     /// The run is brought to its end in fine weather, and everybody sees it.

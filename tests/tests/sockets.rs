@@ -1,0 +1,286 @@
+//! How connections are used and misused, byte by byte: requests in a row, heads without bodies, streams that their clients
+//! leave, do not read, or talk into.
+
+use std::time::Duration;
+
+use runcast_tests::{
+    fixtures,
+    server::{Options, Server},
+    until, within,
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpSocket, TcpStream},
+    task::JoinSet,
+};
+
+/// A request for the stream of the run `r`; its cursor lies beyond the end, so that what comes is what is new.
+const SSE: &str = "GET /v1/nodes/r/events?after=9007199254740991 HTTP/1.1\r\nhost: localhost\r\n\r\n";
+const WEBSOCKET: &str = "GET /v1/agents/runs/r/stream?since=999999999 HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+
+async fn connect(server: &Server) -> TcpStream {
+    TcpStream::connect(server.base.trim_start_matches("http://")).await.expect("connected")
+}
+
+async fn ask(server: &Server, request: &str) -> TcpStream {
+    let mut socket = connect(server).await;
+    socket.write_all(request.as_bytes()).await.expect("asked");
+    socket
+}
+
+/// All that comes until the connection ends.
+async fn rest(socket: &mut TcpStream) -> Vec<u8> {
+    let mut out = Vec::new();
+    // A reset is an end too: what the peer did not read is thrown away with it.
+    let _ = within("the end of a connection", socket.read_to_end(&mut out)).await;
+    out
+}
+
+/// Reads until `mark` has come `count` times.
+async fn read_until(socket: &mut TcpStream, mark: &[u8], count: usize) -> Vec<u8> {
+    let mut seen = Vec::new();
+    within(&String::from_utf8_lossy(mark), async {
+        while seen.windows(mark.len()).filter(|window| *window == mark).count() < count {
+            assert!(socket.read_buf(&mut seen).await.expect("readable") > 0, "it ended: {}", String::from_utf8_lossy(&seen));
+        }
+    })
+    .await;
+    seen
+}
+
+fn line(text: &str) -> String {
+    let message = serde_json::json!({"id": "m", "content": [{"type": "text", "text": text}]});
+    serde_json::json!({"type": "assistant", "message": message, "parent_tool_use_id": null}).to_string() + "\n"
+}
+
+/// Splits an answer into its head and what follows.
+fn head_and_body(answer: &[u8]) -> (String, &[u8]) {
+    let at = answer.windows(4).position(|window| window == b"\r\n\r\n").expect("a whole head") + 4;
+    (String::from_utf8(answer[..at].to_vec()).expect("text"), &answer[at..])
+}
+
+/// The data of a chunked body that ends as it must.
+fn unchunked(mut body: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    loop {
+        let at = body.windows(2).position(|window| window == b"\r\n").expect("a chunk's head");
+        let length = std::str::from_utf8(&body[..at]).ok().and_then(|text| usize::from_str_radix(text, 16).ok());
+        let length = length.unwrap_or_else(|| panic!("no chunk begins with {:?}", String::from_utf8_lossy(&body[..at.min(80)])));
+        body = &body[at + 2..];
+        assert_eq!(&body[length..length + 2], b"\r\n", "a torn chunk");
+        if length == 0 {
+            assert_eq!(body.len(), 2, "nothing follows the last chunk");
+            return out;
+        }
+        out.extend_from_slice(&body[..length]);
+        body = &body[length + 2..];
+    }
+}
+
+/// The opcode and the payload of each frame that a server sent.
+fn frames(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
+    let mut out = Vec::new();
+    while let [first, second, ..] = *bytes {
+        assert!(first & 0xf0 == 0x80 && second & 0x80 == 0, "no frame begins with {first:#x} {second:#x}");
+        let (length, head) = match second {
+            126 => (u16::from_be_bytes(bytes[2..4].try_into().expect("2 bytes")) as usize, 4),
+            127 => (u64::from_be_bytes(bytes[2..10].try_into().expect("8 bytes")) as usize, 10),
+            length => (length as usize, 2),
+        };
+        out.push((first & 0x0f, bytes[head..head + length].to_vec()));
+        bytes = &bytes[head + length..];
+    }
+    out
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quiet_run_is_not_held_in_memory_for_those_who_have_left() {
+    let options = Options::default().env("RUNCAST__FANOUT__LINGER_MS", 50).env("RUNCAST__STREAM__SSE_KEEPALIVE_MS", 30);
+    let server = Server::start_with(options);
+    server.send_lines("r", 0, line("a")).await;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let mut client = ask(&server, SSE).await;
+        // It has waited, and waits again.
+        read_until(&mut client, b": keepalive", 2).await;
+        clients.push(client);
+    }
+    assert_eq!(server.metric("runcast_hubs", &[]).await, 1.0);
+    drop(clients);
+    until("a hub that is let go", || async { (server.metric("runcast_hubs", &[]).await == 0.0).then_some(()) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_stops_reading_at_the_live_end_is_told_why_it_is_dropped_behind_whole_records() {
+    const STALL: Duration = Duration::from_secs(2);
+    let server = Server::start_with(Options::default().env("RUNCAST__STREAM__WRITE_STALL_MS", STALL.as_millis()));
+    server.send_lines("r", 0, line("a")).await;
+    let address = server.base.trim_start_matches("http://").parse().expect("an address");
+    let mut stuck = Vec::new();
+    for request in [SSE, WEBSOCKET] {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.set_recv_buffer_size(8 << 10).expect("a small buffer");
+        let mut socket = socket.connect(address).await.expect("connected");
+        socket.write_all(request.as_bytes()).await.expect("asked");
+        stuck.push((request, socket));
+    }
+    until("two streams", || async { (server.metric("runcast_connections", &[]).await == 2.0).then_some(()) }).await;
+    let dropped = || async { server.metric("runcast_goodbyes_total", &["slow_reader"]).await };
+    let mut sent = 1;
+    while dropped().await < 2.0 {
+        // More than sockets hold; records of any length, so that the last does not end where the buffer does.
+        if sent < 1000 {
+            let lines: String = (0..10).map(|n| line(&"x".repeat(20_000 + 977 * n))).collect();
+            server.send_lines("r", sent, lines).await;
+            sent += 10;
+        } else {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    for (request, mut socket) in stuck {
+        let answer = rest(&mut socket).await;
+        let (_, body) = head_and_body(&answer);
+        if request == SSE {
+            let said = String::from_utf8(unchunked(body)).expect("text");
+            assert!(
+                said.ends_with("\n\n") && said[said.len() - 300..].contains("stream_dropped"),
+                "{}",
+                &said[said.len() - 300..]
+            );
+        } else {
+            let frames = frames(body);
+            let (opcode, said) = frames.last().expect("frames");
+            assert_eq!((*opcode, u16::from_be_bytes([said[0], said[1]])), (8, 4408));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_talk_into_their_streams_without_end_leave_others_their_turn() {
+    let server = Server::start();
+    server.send_lines("r", 0, line("a")).await;
+    let count = 2 * std::thread::available_parallelism().map_or(2, usize::from) + 2;
+    let mut talkers = JoinSet::new();
+    for _ in 0..count {
+        let mut socket = ask(&server, SSE).await;
+        talkers.spawn(async move {
+            let talk = vec![b'x'; 1 << 20];
+            while socket.write_all(&talk).await.is_ok() {}
+        });
+    }
+    let mut other = ask(&server, SSE).await;
+    for n in 1..20 {
+        let text = format!("record-{n}.");
+        within("an answer", server.send_lines("r", n, line(&text))).await;
+        read_until(&mut other, text.as_bytes(), 1).await;
+    }
+    talkers.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_in_a_row_are_answered_in_order_and_a_stream_ends_the_connection() {
+    let server = Server::start();
+    server.ingest("r", fixtures::run("failed-run")).await;
+    let plain = "GET /v1/nodes/r HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let stream = "GET /v1/nodes/r/events HTTP/1.1\r\nhost: localhost\r\n";
+    // Behind the stream, one that is not answered.
+    for request in [
+        format!("{plain}{plain}{stream}\r\n"),
+        format!("{stream}\r\n{plain}"),
+        format!("{stream}content-length: 5\r\n\r\nhello{plain}"),
+        format!("{plain}{stream}transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"),
+    ] {
+        let mut socket = ask(&server, &request).await;
+        let mut answer = &rest(&mut socket).await[..];
+        let mut heads = 0;
+        while let (head, body) = head_and_body(answer)
+            && !head.contains("text/event-stream")
+        {
+            let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next()?.parse::<usize>().ok());
+            answer = &body[length.expect("a length")..];
+            heads += 1;
+        }
+        assert_eq!(heads, request.split(stream).next().expect("a part").matches("GET").count(), "{request}");
+        let (head, body) = head_and_body(answer);
+        assert!(head.starts_with("HTTP/1.1 200") && head.contains("connection: close"), "{head}");
+        let said = String::from_utf8(unchunked(body)).expect("text");
+        assert!(said.contains("node.settled"), "{said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_over_http_1_0_has_no_chunks_and_a_head_request_has_no_body() {
+    let server = Server::start_with(Options::default().env("RUNCAST__SERVER__HEADER_TIMEOUT_MS", 300));
+    server.ingest("r", fixtures::run("failed-run")).await;
+    for keep in ["", "connection: keep-alive\r\n"] {
+        let mut old = ask(&server, &format!("GET /v1/nodes/r/events HTTP/1.0\r\nhost: localhost\r\n{keep}\r\n")).await;
+        let answer = rest(&mut old).await;
+        let (head, body) = head_and_body(&answer);
+        assert!(head.contains(" 200 ") && !head.contains("transfer-encoding"), "{head}");
+        let said = String::from_utf8(body.to_vec()).expect("text");
+        assert!(said.starts_with("retry: ") && said.contains("node.settled") && said.ends_with("\n\n"), "{said}");
+    }
+    for request in ["/v1/nodes/r/events HTTP/1.1\r\n", &WEBSOCKET[4..].replace("host: localhost\r\n", "")] {
+        let request = format!("HEAD {}host: localhost\r\n\r\n", request.trim_end_matches("\r\n").to_owned() + "\r\n");
+        let mut socket = ask(&server, &request).await;
+        let answer = rest(&mut socket).await;
+        let (head, body) = head_and_body(&answer);
+        assert!(body.is_empty() && !head.contains(" 101 "), "{head}{}", String::from_utf8_lossy(body));
+    }
+    until("no open stream", || async { (server.metric("runcast_connections", &[]).await == 0.0).then_some(()) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_says_that_it_says_no_more_has_left() {
+    let server = Server::start();
+    server.send_lines("r", 0, line("a")).await;
+    let mut clients = Vec::new();
+    for request in [SSE, WEBSOCKET] {
+        let mut client = ask(&server, request).await;
+        read_until(&mut client, b"\r\n\r\n", 1).await;
+        client.shutdown().await.expect("half closed");
+        clients.push(client);
+    }
+    for client in &mut clients {
+        rest(client).await;
+    }
+    until("no open stream", || async { (server.metric("runcast_connections", &[]).await == 0.0).then_some(()) }).await;
+    assert_eq!(server.metric("runcast_goodbyes_total", &["client_left"]).await, 2.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_head_that_does_not_come_whole_is_not_waited_for_be_it_the_first_or_the_second() {
+    let server = Server::start_with(Options::default().env("RUNCAST__SERVER__HEADER_TIMEOUT_MS", 300));
+    server.ingest("r", fixtures::run("failed-run")).await;
+    let whole = "GET /v1/nodes/r HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    for request in ["", "P", "PRI * HT", "GET /v1", whole, &format!("{whole}GET /v1/nodes")] {
+        let mut socket = ask(&server, request).await;
+        let answer = rest(&mut socket).await;
+        assert_eq!(answer.starts_with(b"HTTP/1.1 200"), request.starts_with(whole), "{request:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_told_to_stop_does_not_wait_for_connections_that_ask_nothing() {
+    let long = Duration::from_secs(600).as_millis();
+    let options = Options::default()
+        .env("RUNCAST__SERVER__HEADER_TIMEOUT_MS", long)
+        .env("RUNCAST__SERVER__SHUTDOWN_MS", long)
+        .env("RUNCAST__SERVER__DRAIN_SPREAD_MS", 50);
+    let mut server = Server::start_with(options);
+    server.send_lines("r", 0, line("a")).await;
+    let mut idle = ask(&server, "GET /v1/nodes/r HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    read_until(&mut idle, b"\r\n\r\n", 1).await;
+    let silent = connect(&server).await;
+    let mut streams = Vec::new();
+    for request in [SSE, WEBSOCKET] {
+        let mut stream = ask(&server, request).await;
+        read_until(&mut stream, b"\r\n\r\n", 1).await;
+        streams.push(tokio::spawn(async move { rest(&mut stream).await }));
+    }
+    assert_eq!(server.terminate().await, Some(0));
+    let said = [streams.remove(0).await.expect("read"), streams.remove(0).await.expect("read")];
+    assert!(String::from_utf8_lossy(&said[0]).contains("draining"), "{}", String::from_utf8_lossy(&said[0]));
+    assert_eq!(frames(&said[1]).last().map(|(opcode, _)| *opcode), Some(8));
+    drop((idle, silent));
+}
