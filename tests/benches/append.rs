@@ -65,7 +65,8 @@ fn main() {
     let records: Vec<Vec<Vec<u8>>> = facts.iter().map(|facts| facts.iter().map(encode_record).collect()).collect();
     let bytes: usize = records.iter().flatten().map(Vec::len).sum();
     println!("{groups} groups of {GROUP} events, {:.0} bytes an event, in turns", bytes as f64 / (groups * GROUP) as f64);
-    let runtime = Arc::new(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime"));
+    let runtime =
+        Arc::new(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime"));
     let mut ratios = Vec::new();
     for round in 0..ROUNDS {
         let folder = tempfile::tempdir().expect("a folder");

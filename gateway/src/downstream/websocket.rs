@@ -8,7 +8,7 @@ use std::{collections::VecDeque, time::Duration};
 use axum::{
     Extension,
     extract::State,
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
@@ -53,9 +53,10 @@ pub(super) async fn stream(
     RunPath(run): RunPath,
     Asked(query): Asked<StreamQuery>,
     handover: Option<Extension<Handover>>,
+    method: Method,
     headers: HeaderMap,
 ) -> Response {
-    let (Some(key), Some(Extension(handover))) = (upgrade_key(&headers), handover) else {
+    let (Some(key), Some(Extension(handover))) = (upgrade_key(&method, &headers), handover) else {
         metrics::refused(Protocol::WebSocket, "no_upgrade");
         let mut response = answer::error(
             StatusCode::UPGRADE_REQUIRED,
@@ -99,14 +100,16 @@ fn refuse(code: &'static str, message: &str) -> Response {
 }
 
 /// The answer to the client's key, when the request is a WebSocket handshake.
-fn upgrade_key(headers: &HeaderMap) -> Option<HeaderValue> {
+fn upgrade_key(method: &Method, headers: &HeaderMap) -> Option<HeaderValue> {
     let names = |name, word: &str| {
         let value = headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
         value.split(',').any(|part| part.trim().eq_ignore_ascii_case(word))
     };
     let version = headers.get(header::SEC_WEBSOCKET_VERSION).is_some_and(|version| version == "13");
     let key = headers.get(header::SEC_WEBSOCKET_KEY)?;
-    let is_handshake = version && names(header::CONNECTION, "upgrade") && names(header::UPGRADE, "websocket");
+    // A GET route also answers HEAD.
+    let is_handshake =
+        method == Method::GET && version && names(header::CONNECTION, "upgrade") && names(header::UPGRADE, "websocket");
     is_handshake.then(|| HeaderValue::from_str(&derive_accept_key(key.as_bytes())).ok()).flatten()
 }
 

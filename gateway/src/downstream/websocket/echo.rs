@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use axum::{
     Extension,
     extract::State,
-    http::{HeaderMap, StatusCode},
+    http::{HeaderMap, Method, StatusCode},
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
@@ -19,9 +19,10 @@ use super::{Gateway, Handover, Socket, Unwritten, because_of, switch, upgrade_ke
 pub(in crate::downstream) async fn echo(
     State(gateway): State<Gateway>,
     handover: Option<Extension<Handover>>,
+    method: Method,
     headers: HeaderMap,
 ) -> Response {
-    let (Some(key), Some(Extension(handover))) = (upgrade_key(&headers), handover) else {
+    let (Some(key), Some(Extension(handover))) = (upgrade_key(&method, &headers), handover) else {
         return StatusCode::UPGRADE_REQUIRED.into_response();
     };
     switch(&handover, key, |raw| async move { Socket::new(raw, &gateway).await.echo().await })
