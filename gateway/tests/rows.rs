@@ -157,7 +157,7 @@ async fn a_run_has_one_writer() {
     assert_eq!(old.take(vec![row(5)], None, Instant::now()).await, Err(Refused::NotOwner));
     assert_eq!(world.events().await.len(), 1, "and nothing is there twice");
     let info = world.log.info(&run()).await.expect("readable").expect("a run");
-    assert_eq!((info.origin.customer.as_deref(), info.origin.session), (Some("c"), Some(session_of("main"))));
+    assert_eq!((info.origin.customer.as_deref(), info.origin.session.clone()), (Some("c"), Some(session_of("main"))));
 
     assert!(matches!(Rows::open(&world.ingest, &run(), "other").await, Err(Refused::InUse)), "another database");
     assert!(matches!(world.ingest.attach(&run(), "tests").await, Err(Refused::InUse)), "a sender");

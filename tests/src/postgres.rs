@@ -187,11 +187,9 @@ pub fn certify(key: &Path, certificate: &Path) {
     let settings = key.with_extension("cnf");
     std::fs::write(&settings, SETTINGS).expect("written");
     let [settings, key, certificate] = [&settings, key, certificate].map(|path| path.display().to_string());
-    let arguments = [
-        ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"].as_slice(),
-        ["-config", &settings, "-keyout", &key, "-out", &certificate].as_slice(),
-    ];
-    run(Path::new("openssl"), None, &arguments.concat());
+    let curve = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"];
+    let files = ["-config", &settings, "-keyout", &key, "-out", &certificate];
+    run(Path::new("openssl"), None, &[&curve[..], &files[..]].concat());
 }
 
 impl Drop for Database {

@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use runcast_tests::{
     postgres::{
-        Bouncer, Database, Link, Network, add_run, add_step, add_step_silently, options, result, said, set_status, truth,
+        Bouncer, Database, Link, Network, add_run, add_step, add_step_silently, certify, options, result, said, set_status, truth,
     },
     records::{End, Way, watch},
     server::{Server, program},
@@ -189,9 +189,9 @@ async fn a_far_database_must_be_who_it_says() {
         assert_eq!(status, Some(69), "{what}");
         assert!(said.contains("certificate"), "{what}: {said}");
     }
-    let (status, said) = check(&format!("postgres://runcast@localhost:{port}/postgres?sslmode=require"));
+    let (status, refusal) = check(&format!("postgres://runcast@localhost:{port}/postgres?sslmode=require"));
     assert_eq!(status, Some(69));
-    assert!(said.contains("say verify-full"), "{said}");
+    assert!(refusal.contains("say verify-full"), "{refusal}");
 
     let server = Server::start_with(options(database.folder(), &url("localhost", &own), ""));
     let client = database.client().await;

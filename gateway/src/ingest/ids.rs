@@ -13,9 +13,10 @@ impl Ids {
         at > 0 && self.ranges[at - 1].1 >= id
     }
 
-    pub fn insert(&mut self, id: i64) {
+    /// Gives whether it was not there.
+    pub fn insert(&mut self, id: i64) -> bool {
         if self.contains(id) {
-            return;
+            return false;
         }
         let at = self.ranges.partition_point(|(first, _)| *first < id);
         let joins_before = at > 0 && self.ranges[at - 1].1 + 1 == id;
@@ -29,6 +30,7 @@ impl Ids {
             (false, true) => self.ranges[at].0 = id,
             (false, false) => self.ranges.insert(at, (id, id)),
         }
+        true
     }
 
     /// The highest ids, at most `count`, and the id behind which these are all.
@@ -54,8 +56,7 @@ mod tests {
         fn ids_are_a_set_in_any_order(ids in prop::collection::vec(-20i64..20, 0..60), count in 1usize..12) {
             let (mut ranges, mut set) = (Ids::default(), BTreeSet::new());
             for id in ids {
-                ranges.insert(id);
-                set.insert(id);
+                assert_eq!(ranges.insert(id), set.insert(id));
             }
             for id in -22..22 {
                 assert_eq!(ranges.contains(id), set.contains(&id), "{id} in {ranges:?}");

@@ -179,10 +179,9 @@ impl Rows {
     /// Takes in rows; gives how many of them are new. `customer`: whose the run is if it is new.
     pub async fn take(&mut self, rows: Vec<Row>, customer: Option<String>, received: Instant) -> Result<usize, Refused> {
         let count = rows.len();
-        let new: Vec<Row> = rows.into_iter().filter(|row| !self.known.contains(row.place.id)).collect();
+        let new: Vec<Row> = rows.into_iter().filter(|row| self.known.insert(row.place.id)).collect();
         metrics::records_repeated((count - new.len()) as u64);
         if self.is_settled {
-            new.iter().for_each(|row| self.known.insert(row.place.id));
             if !new.is_empty() {
                 metrics::late_records(new.len() as u64);
             }
@@ -200,7 +199,6 @@ impl Rows {
                     self.decoder.row_too_long(head, *length, place, &mut decoded);
                 }
             }
-            self.known.insert(place.id);
             for item in decoded.drain(..) {
                 match item {
                     Decoded::Fact(fact) => facts.push(fact),
