@@ -2,7 +2,7 @@
 
 use toml::Value;
 
-use crate::{ConfigError, Secret, Settings, Token, settings::Ndjson};
+use crate::{ConfigError, Postgres, Secret, Settings, Token, settings::Ndjson};
 
 /// A value that has every key there is.
 fn example() -> Value {
@@ -13,6 +13,12 @@ fn example() -> Value {
         token_file: Some(Default::default()),
     });
     settings.upstream.push(crate::Upstream::Ndjson(Ndjson::default()));
+    settings.upstream.push(crate::Upstream::Postgres(Box::new(Postgres {
+        url: Some(Secret::default()),
+        url_file: Some(Default::default()),
+        ca_file: Some(Default::default()),
+        ..Postgres::default()
+    })));
     Value::try_from(settings).unwrap_or_else(|error| unreachable!("settings are plain data: {error}"))
 }
 
@@ -37,10 +43,11 @@ fn check_in(value: &Value, known: &Value, at: &str) -> Result<(), ConfigError> {
             }
             Ok(())
         }
-        (Value::Array(items), Value::Array(known)) => match known.first() {
-            Some(known) => items.iter().try_for_each(|item| check_in(item, known, at)),
-            None => Ok(()),
-        },
+        (Value::Array(items), Value::Array(known)) => items.iter().try_for_each(|item| {
+            // Tables of several kinds may stand in one array. What has no kind that is known is refused elsewhere.
+            let of_kind = known.iter().find(|known| known.get("kind") == item.get("kind"));
+            of_kind.map_or(Ok(()), |known| check_in(item, known, at))
+        }),
         _ => Ok(()),
     }
 }

@@ -4,9 +4,11 @@
 
 mod known;
 mod load;
+mod postgres;
 mod secret;
 mod settings;
 
 pub use load::{ConfigError, load, render};
+pub use postgres::Postgres;
 pub use secret::Secret;
 pub use settings::{Auth, Fanout, Ingest, Log, Ndjson, Retention, Server, Settings, Stream, Token, Upstream};

@@ -1,6 +1,9 @@
 //! From files and the environment to [`Settings`], or to one sentence that says what to change.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+};
 
 use config::{Config, Environment, File, FileFormat};
 
@@ -17,7 +20,7 @@ pub enum ConfigError {
     UnknownKey { key: String, hint: String },
     #[error("the configuration is wrong: `{key}` {what}")]
     Invalid { key: String, what: String },
-    #[error("cannot read the token file {path}: {source}")]
+    #[error("cannot read the secret in {path}: {source}")]
     TokenFile { path: PathBuf, source: std::io::Error },
 }
 
@@ -47,6 +50,11 @@ fn read(text: Option<&str>, environment: Environment) -> Result<Settings, Config
     known::check(&merged.clone().try_deserialize::<toml::Value>()?)?;
     let mut settings: Settings = merged.try_deserialize()?;
     read_token_files(&mut settings)?;
+    for upstream in &mut settings.upstream {
+        if let crate::Upstream::Postgres(database) = upstream {
+            database.read_files()?;
+        }
+    }
     check(&settings)?;
     Ok(settings)
 }
@@ -138,8 +146,18 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
             &format!("has {origin:?}: an origin is written as \"https://dash.example.com\""),
         );
     }
-    for crate::Upstream::Ndjson(file) in &settings.upstream {
-        let run = &file.run;
+    let mut names = HashSet::new();
+    for upstream in &settings.upstream {
+        let run = match upstream {
+            crate::Upstream::Ndjson(file) => &file.run,
+            crate::Upstream::Postgres(database) => {
+                database.check()?;
+                if !names.insert(&database.name) {
+                    return invalid("upstream.name", &format!("{:?} is given twice: each database needs its own", database.name));
+                }
+                continue;
+            }
+        };
         if run.is_empty() || run.len() > 128 || run.chars().any(char::is_control) {
             return invalid("upstream.run", "must be a run id: 1 to 128 bytes without control characters");
         }
@@ -153,6 +171,25 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The tables of an upstream that the reference shows in its comments.
+    #[test]
+    fn the_reference_shows_every_key_of_a_database_with_its_default() {
+        let lines = REFERENCE.lines().skip_while(|line| !line.starts_with("#   kind = \"postgres\""));
+        let shown: Vec<&str> = lines.map_while(|line| line.strip_prefix("#   ")).collect();
+        let text = format!("[[upstream]]\n{}\n", shown.join("\n"));
+        let settings = from(&text, &[]).expect("valid");
+        let url = Some(Secret::new("postgres://runcast@db.example.com/runs"));
+        assert_eq!(
+            settings.upstream,
+            [crate::Upstream::Postgres(Box::new(crate::Postgres { url, ..crate::Postgres::default() }))]
+        );
+        let shown: toml::Value = toml::from_str(&text).expect("valid");
+        let keys = toml::Value::try_from(crate::Postgres::default()).expect("plain");
+        let missing: Vec<_> =
+            keys.as_table().expect("a table").keys().filter(|key| shown["upstream"][0].get(key).is_none()).collect();
+        assert!(missing.is_empty(), "keys that the reference does not show: {missing:?}");
+    }
 
     const REFERENCE: &str = include_str!("../runcast.toml");
 
@@ -187,6 +224,8 @@ mod tests {
         assert!(said("[sever]\n").contains("`sever`; did you mean `server`?"));
         let upstream = "[[upstream]]\nkind = \"ndjson\"\npath = \"x\"\nrun = \"r\"\nfolow = true\n";
         assert!(said(upstream).contains("`upstream.folow`; did you mean `upstream.follow`?"), "{}", said(upstream));
+        let upstream = "[[upstream]]\nkind = \"postgres\"\nurl = \"x\"\nchanel = \"c\"\n";
+        assert!(said(upstream).contains("`upstream.chanel`; did you mean `upstream.channel`?"), "{}", said(upstream));
     }
 
     #[test]
@@ -200,6 +239,10 @@ mod tests {
             ("[log]\npath = \"\"\n", "log.path"),
             ("[server]\nallowed_origins = [\"dash.example\"]\n", "server.allowed_origins"),
             ("[[upstream]]\nkind = \"ndjson\"\npath = \"x\"\nrun = \"\"\n", "upstream.run"),
+            ("[[upstream]]\nkind = \"postgres\"\n", "upstream.url"),
+            ("[[upstream]]\nkind = \"postgres\"\nurl = \"postgres:///x\"\nrun_query = \"SELECT 1\"\n", "upstream.run_query"),
+            ("[[upstream]]\nkind = \"postgres\"\nurl = \"postgres:///x\"\nconnections = 0\n", "upstream.connections"),
+            ("[[upstream]]\nkind = \"postgres\"\nurl = \"x\"\n[[upstream]]\nkind = \"postgres\"\nurl = \"y\"\n", "upstream.name"),
             ("[[auth.tokens]]\nname = \"x\"\ntoken = \"a token with blanks in it\"\n", "auth.tokens"),
             ("[[auth.tokens]]\nname = \"x\"\ntoken = \"0123456789abcdef\"\ntoken_file = \"/x\"\n", "auth.tokens"),
         ] {
@@ -210,7 +253,9 @@ mod tests {
 
     #[test]
     fn a_secret_is_never_printed() {
-        let settings = from("[[auth.tokens]]\nname = \"ci\"\ntoken = \"correct-horse-battery\"\n", &[]).expect("valid");
+        let text = "[[auth.tokens]]\nname = \"ci\"\ntoken = \"correct-horse-battery\"\n\
+                    [[upstream]]\nkind = \"postgres\"\nurl = \"postgres://u:horse@h/d\"\n";
+        let settings = from(text, &[]).expect("valid");
         assert!(!format!("{settings:?}").contains("horse"));
         assert!(!toml::Value::try_from(&settings).expect("plain").to_string().contains("horse"));
     }

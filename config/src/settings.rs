@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::Secret;
+use crate::{Postgres, Secret};
 
 /// All settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -119,6 +119,7 @@ pub struct Stream {
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Upstream {
     Ndjson(Ndjson),
+    Postgres(Box<Postgres>),
 }
 
 /// A file of Claude Code's stream-json lines.

@@ -66,14 +66,17 @@ impl App {
         tasks.spawn(serve_admin(admin_listener, admin, stopped.clone(), drain.clone()));
         tasks.spawn(sweep(log.clone(), settings.clone(), stopped.clone()));
         tasks.spawn(metrics::keep_up(render, stopped.clone()));
-        for Upstream::Ndjson(file) in settings.upstream.clone() {
-            tasks.spawn(upstream::ndjson::follow(
-                ingest.clone(),
-                settings.ingest.clone(),
-                file,
-                upstreams.clone(),
-                stopped.clone(),
-            ));
+        for upstream in settings.upstream.clone() {
+            let (ingest, ingest_settings, upstreams, stop) =
+                (ingest.clone(), settings.ingest.clone(), upstreams.clone(), stopped.clone());
+            match upstream {
+                Upstream::Ndjson(file) => {
+                    tasks.spawn(upstream::ndjson::follow(ingest, ingest_settings, file, upstreams, stop));
+                }
+                Upstream::Postgres(database) => {
+                    tasks.spawn(upstream::postgres::follow(ingest, ingest_settings, *database, upstreams, stop));
+                }
+            }
         }
         tracing::info!(%address, %admin_address, log = %settings.log.path.display(), "runcast serves");
         Ok(Self { address, admin_address, ingest, log, stop, drain, settings, tasks })

@@ -3,10 +3,13 @@
 //! Any number of connections may feed a run; they speak to its owner through a short queue. An owner's state can be lost
 //! at any moment: it is rebuilt from the run's log.
 
+mod ids;
 mod lines;
 mod owner;
+mod rows;
 
 pub use lines::{Line, Lines};
+pub use rows::{Ending, Row, RowData, Rows, is_of_rows, open_runs, session_of};
 
 use std::{
     collections::HashMap,
@@ -150,6 +153,11 @@ impl Ingest {
     }
 
     async fn ask<T>(&self, run: &RunId, command: impl Fn(oneshot::Sender<Result<T, Refused>>) -> Command) -> Result<T, Refused> {
+        // The state of a run of rows is elsewhere; here it would even be settled for want of lines.
+        let info = self.0.log.info(run).await.map_err(|error| Refused::Log(error.0))?;
+        if info.is_some_and(|info| info.origin.session.as_deref().is_some_and(is_of_rows)) {
+            return Err(Refused::InUse);
+        }
         // An owner may end between being found and being asked: then a new one is asked.
         for _ in 0..3 {
             let owner = self.owner(run)?;

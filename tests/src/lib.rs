@@ -5,6 +5,7 @@
 pub mod cuts;
 pub mod fixtures;
 pub mod peers;
+pub mod postgres;
 pub mod process;
 pub mod raw;
 pub mod records;

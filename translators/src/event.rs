@@ -68,6 +68,8 @@ pub enum SourceCursor {
         #[serde(skip_serializing_if = "Option::is_none", default)]
         open_from: Option<u64>,
     },
+    /// A row of a table, by its id. The ids of a run's events together say what was read: rows come in any order.
+    Row { id: i64 },
 }
 
 /// One recorded agent message, as WebSocket and REST show it.

@@ -4,7 +4,9 @@ pub mod cursor;
 pub mod decode;
 pub mod encode;
 mod record;
+mod row;
 mod verdict;
 
 pub use cursor::{BadCursor, Cursor, Since};
-pub use decode::{Decoded, Decoder, Place};
+pub use decode::{Decoded, Decoder, Place, RowPlace};
+pub use row::RunRow;

@@ -17,7 +17,7 @@ use runcast_translators::{
     frame::Context,
     nodes,
     position::Position,
-    steps::{self, Decoded, Decoder, Place},
+    steps::{self, Decoded, Decoder, Place, RowPlace},
 };
 
 use case::Case;
@@ -127,6 +127,13 @@ fn meaning(case: &Case) -> String {
                 continue;
             }
             ["!too_long", length, head] => decoder.too_long(head.as_bytes(), number(length), &place, &mut out),
+            ["!row", id, rest] => {
+                let (index, data) = rest.split_once(' ').unwrap_or((rest, ""));
+                let place = RowPlace { id: number(id) as i64, step_index: number(index) as i64, at: 0 };
+                let (data, before) = (Bytes::copy_from_slice(data.as_bytes()), out.len());
+                decoder.decode_row(&data, place, &mut out);
+                carries_the_line(case, &out[before..], &data);
+            }
             ["!end"] => out.extend(decoder.end(None, 0).into_iter().map(Decoded::Fact)),
             ["!end", status] => out.extend(decoder.end(Some(number(status) as i32), 0).into_iter().map(Decoded::Fact)),
             _ => {

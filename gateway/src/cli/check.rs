@@ -2,7 +2,13 @@
 
 use std::process::ExitCode;
 
+use runcast_config::{Settings, Upstream};
+
 use super::{ConfigArgs, EXIT_CONFIG, fail};
+use crate::upstream::postgres;
+
+/// The exit status for an upstream that cannot be read, as sysexits has it for a service that is not available.
+const EXIT_UPSTREAM: u8 = 69;
 
 /// Arguments of `runcast check`.
 #[derive(Debug, clap::Args)]
@@ -13,12 +19,29 @@ pub(super) struct Check {
 
 impl Check {
     pub fn main(self) -> ExitCode {
-        match self.config.load() {
-            Ok(settings) => {
-                print!("{}", runcast_config::render(&settings));
-                ExitCode::SUCCESS
-            }
-            Err(error) => fail(&error, EXIT_CONFIG),
+        let settings = match self.config.load() {
+            Ok(settings) => settings,
+            Err(error) => return fail(&error, EXIT_CONFIG),
+        };
+        print!("{}", runcast_config::render(&settings));
+        let checked = super::runtime().map(|runtime| runtime.block_on(upstreams(&settings)));
+        match checked {
+            Ok(wrong) if wrong.is_empty() => ExitCode::SUCCESS,
+            Ok(wrong) => fail(&wrong.join("\nruncast: "), EXIT_UPSTREAM),
+            Err(error) => fail(&error, EXIT_UPSTREAM),
         }
     }
+}
+
+/// What is wrong with the upstreams that can be asked.
+async fn upstreams(settings: &Settings) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for upstream in &settings.upstream {
+        if let Upstream::Postgres(database) = upstream
+            && let Err(error) = postgres::check(database, &settings.ingest).await
+        {
+            wrong.push(format!("upstream {}: {error}", database.name));
+        }
+    }
+    wrong
 }

@@ -20,12 +20,12 @@ use crate::{
 };
 
 /// One read of the log when the state is rebuilt.
-const REBUILD: ReadLimit = ReadLimit { events_max: 1024, bytes_max: 8 << 20 };
+pub(super) const REBUILD: ReadLimit = ReadLimit { events_max: 1024, bytes_max: 8 << 20 };
 /// Facts that are appended at once at most.
-const APPEND_MAX: usize = 512;
+pub(super) const APPEND_MAX: usize = 512;
 /// Between two tries while the log cannot write.
-const RETRY_MIN: Duration = Duration::from_millis(50);
-const RETRY_MAX: Duration = Duration::from_secs(5);
+pub(super) const RETRY_MIN: Duration = Duration::from_millis(50);
+pub(super) const RETRY_MAX: Duration = Duration::from_secs(5);
 /// An owner without a connection is kept this many times `owner_idle_ms` when it has open text.
 const OPEN_TEXT_ROUNDS: u32 = 12;
 

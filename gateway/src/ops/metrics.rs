@@ -102,6 +102,11 @@ fn describe() {
     describe_histogram!("runcast_ingest_lag_seconds", Unit::Seconds, "From the arrival of a record to its commit.");
     describe_gauge!("runcast_upstreams_lost", "Configured upstreams that cannot be read at present, by kind.");
     describe_counter!("runcast_upstream_retries_total", "Times that a lost upstream was tried again, by kind.");
+    describe_gauge!(
+        "runcast_upstreams_polled",
+        "Configured upstreams whose notifications do not come through, so that they are polled, by kind."
+    );
+    describe_counter!("runcast_notifications_total", "Notifications of databases, by what they told.");
     describe_counter!("runcast_runs_settled_total", "Runs that ended, by status.");
     describe_gauge!("runcast_log_runs", "Runs in the log.");
     describe_gauge!("runcast_log_open_runs", "Runs in the log that are not settled.");
@@ -252,6 +257,45 @@ impl Drop for LostUpstream {
     fn drop(&mut self) {
         gauge!("runcast_upstreams_lost", "kind" => self.kind).decrement(1);
     }
+}
+
+/// An upstream that is polled for want of notifications, until this is dropped. `kind` is that of the configuration.
+#[derive(Debug)]
+pub struct PolledUpstream {
+    kind: &'static str,
+}
+
+impl PolledUpstream {
+    pub fn new(kind: &'static str) -> Self {
+        gauge!("runcast_upstreams_polled", "kind" => kind).increment(1);
+        Self { kind }
+    }
+}
+
+impl Drop for PolledUpstream {
+    fn drop(&mut self) {
+        gauge!("runcast_upstreams_polled", "kind" => self.kind).decrement(1);
+    }
+}
+
+/// What a notification of a database told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    Steps,
+    Run,
+    /// Something of a run, in a word that we do not know.
+    Other,
+    Malformed,
+}
+
+pub fn notification_heard(heard: Heard) {
+    let kind = match heard {
+        Heard::Steps => "steps",
+        Heard::Run => "run",
+        Heard::Other => "other",
+        Heard::Malformed => "malformed",
+    };
+    counter!("runcast_notifications_total", "kind" => kind).increment(1);
 }
 
 pub fn records_ingested(records: usize, bytes: usize) {

@@ -25,6 +25,9 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// The error code of a run whose messages never told how it ended.
+    pub const WITHOUT_RESULT: &str = "ended_without_result";
+
     pub fn new(status: RunStatus, settled_at: Millis) -> Self {
         Self {
             status,
@@ -44,7 +47,7 @@ impl Outcome {
     pub fn ended_without_result(settled_at: Millis, exit_status: Option<i32>) -> Self {
         let how = exit_status.map(|code| format!(" (exit status {code})")).unwrap_or_default();
         Self {
-            error_code: Some("ended_without_result".into()),
+            error_code: Some(Self::WITHOUT_RESULT.into()),
             error_message: Some(format!("the input ended without a result{how}")),
             ..Self::new(RunStatus::Error, settled_at)
         }

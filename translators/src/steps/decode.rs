@@ -33,6 +33,24 @@ pub struct Place<'a> {
     pub at: Millis,
 }
 
+/// Where a row stands in its table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowPlace {
+    /// What tells it from all other rows.
+    pub id: i64,
+    /// The writer's own number: not always unique, not always in order.
+    pub step_index: i64,
+    /// When it was recorded.
+    pub at: Millis,
+}
+
+/// Where a record came from.
+#[derive(Clone, Copy, Debug)]
+enum Origin<'a> {
+    Line(&'a Place<'a>),
+    Row(RowPlace),
+}
+
 /// What a record means.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "nearly all are facts, and each is moved on at once")]
@@ -75,7 +93,7 @@ struct OpenText {
 
 /// The events of one record, before the last is given the step and the source cursor.
 struct Batch<'a> {
-    place: &'a Place<'a>,
+    origin: Origin<'a>,
     bodies: Vec<Body>,
     /// The message whose streaming begins behind these events.
     opens: Option<OpenText>,
@@ -86,18 +104,19 @@ impl Decoder {
     /// logged whole (up to the one with a source cursor) are folded; the others come again when their message does.
     pub fn fold(&mut self, event: &Event) {
         if let Some(step) = &event.fact.step {
-            self.next_index = self.next_index.max(step.index + 1);
+            self.uses_up(step.index);
         }
         self.fold_body(&event.fact.body);
     }
 
     /// Decodes one record: a line without its LF.
     pub fn decode(&mut self, line: &Bytes, place: &Place<'_>, out: &mut Vec<Decoded>) {
+        let batch = |first| Batch::new(Origin::Line(place), first);
         match read(line, Some(place.line)) {
             Record::Blank => {}
-            Record::Unreadable(report) => self.emit(Batch::new(place, Some(Body::Unreadable(report))), None, out),
-            Record::Message { kind, data } => self.message(&kind, &data, place, None, out),
-            Record::Stub { stub, kind, data } => self.message(&kind, &data, place, Some(stub), out),
+            Record::Unreadable(report) => self.emit(batch(Some(Body::Unreadable(report))), None, out),
+            Record::Message { kind, data } => self.message(&kind, &data, batch(None), out),
+            Record::Stub { stub, kind, data } => self.message(&kind, &data, batch(Some(Body::Unreadable(stub))), out),
         }
     }
 
@@ -107,9 +126,47 @@ impl Decoder {
             && kind == "stream_event"
         {
             let mut all = Vec::new();
-            self.stream_event(&data, Batch::new(place, None), &mut all);
+            self.stream_event(&data, place, Batch::new(Origin::Line(place), None), &mut all);
             out.extend(all.into_iter().filter(|decoded| matches!(decoded, Decoded::Live(_))));
         }
+    }
+
+    /// Decodes the `data` of a row. What was only worth something live is left out: a row tells it too late, and its
+    /// text comes with its message. So rows leave no text open, and may come in any order.
+    pub fn decode_row(&mut self, data: &Bytes, place: RowPlace, out: &mut Vec<Decoded>) {
+        let origin = Origin::Row(place);
+        match read(data, None) {
+            Record::Message { kind, data } => self.message(&kind, &data, Batch::new(origin, None), out),
+            Record::Stub { stub, kind, data } => {
+                let stub = Body::Unreadable(Unreadable { step_index: Some(place.step_index), ..stub });
+                self.message(&kind, &data, Batch::new(origin, Some(stub)), out);
+            }
+            Record::Unreadable(report) => {
+                let report = Unreadable { step_index: Some(place.step_index), ..report };
+                self.emit(Batch::new(origin, Some(Body::Unreadable(report))), None, out);
+            }
+            Record::Blank => {
+                let report = Unreadable {
+                    reason: "not JSON".into(),
+                    step_index: Some(place.step_index),
+                    bytes: data.len() as u64,
+                    ..Unreadable::default()
+                };
+                self.emit(Batch::new(origin, Some(Body::Unreadable(report))), None, out);
+            }
+        }
+    }
+
+    /// A row whose `data` is longer than the limit: it was not read.
+    pub fn row_too_long(&mut self, head: &[u8], bytes: u64, place: RowPlace, out: &mut Vec<Decoded>) {
+        let report = Unreadable {
+            reason: "longer than the limit for a row".into(),
+            line: None,
+            step_index: Some(place.step_index),
+            bytes,
+            head: String::from_utf8_lossy(head).into_owned(),
+        };
+        self.emit(Batch::new(Origin::Row(place), Some(Body::Unreadable(report))), None, out);
     }
 
     /// A record longer than the limit: it was not kept.
@@ -121,7 +178,7 @@ impl Decoder {
             bytes,
             head: String::from_utf8_lossy(head).into_owned(),
         };
-        self.emit(Batch::new(place, Some(Body::Unreadable(report))), None, out);
+        self.emit(Batch::new(Origin::Line(place), Some(Body::Unreadable(report))), None, out);
     }
 
     /// Lines that the source cannot give any more: `from` up to the place, exclusive.
@@ -132,7 +189,7 @@ impl Decoder {
             to: Some(last.line.to_string()),
             reason: format!("lines {from} to {} of the input were not sent", last.line),
         };
-        self.emit(Batch::new(&last, Some(gap)), None, out);
+        self.emit(Batch::new(Origin::Line(&last), Some(gap)), None, out);
     }
 
     /// The source is over. The last fact is Settled.
@@ -167,8 +224,8 @@ impl Decoder {
         self.open.from
     }
 
-    fn message(&mut self, kind: &str, data: &Json, place: &Place<'_>, stub: Option<Unreadable>, out: &mut Vec<Decoded>) {
-        let mut batch = Batch::new(place, stub.map(Body::Unreadable));
+    /// `batch` holds what stood before it in its record.
+    fn message(&mut self, kind: &str, data: &Json, mut batch: Batch<'_>, out: &mut Vec<Decoded>) {
         let before = batch.bodies.len();
         let mut omitted = None;
         match kind {
@@ -183,7 +240,10 @@ impl Decoder {
                 let status = data.raw().get("rate_limit_info").and_then(|info| info.get_string("status"));
                 batch.bodies.push(status_of("rate_limit_event", status.as_deref()));
             }
-            "stream_event" => return self.stream_event(data, batch, out),
+            "stream_event" => match batch.origin {
+                Origin::Line(place) => return self.stream_event(data, place, batch, out),
+                Origin::Row(_) => omitted = Some("stream_event"),
+            },
             "keep_alive" => omitted = Some("keep_alive"),
             "tool_progress" => omitted = Some("tool_progress"),
             "transcript_mirror" => omitted = Some("transcript_mirror"),
@@ -356,7 +416,7 @@ impl Decoder {
     }
 
     /// `batch` holds what stood before it on the line. Gives one live event, or says what was left out.
-    fn stream_event(&mut self, data: &Json, mut batch: Batch<'_>, out: &mut Vec<Decoded>) {
+    fn stream_event(&mut self, data: &Json, place: &Place<'_>, mut batch: Batch<'_>, out: &mut Vec<Decoded>) {
         let raw = data.raw();
         let event = raw.get("event");
         let kind = event.and_then(|event| event.get_string("type")).unwrap_or_default();
@@ -368,8 +428,7 @@ impl Decoder {
             ("message_start", _) if main => {
                 batch.bodies.extend(self.abandoned());
                 let id = event.and_then(|event| event.get("message")).and_then(|message| message.get_string("id"));
-                batch.opens =
-                    Some(OpenText { message_id: id.map(Into::into), from: Some(batch.place.line), ..OpenText::default() });
+                batch.opens = Some(OpenText { message_id: id.map(Into::into), from: Some(place.line), ..OpenText::default() });
                 upstream()
             }
             ("message_stop", _) if main => {
@@ -381,7 +440,7 @@ impl Decoder {
             ("content_block_delta", "text_delta") if main => {
                 let body = delta.and_then(|delta| delta.get("text")).filter(|text| text.kind() == Kind::String);
                 let body = body.map(Raw::string_body).unwrap_or_default();
-                let text = self.open.push(body, batch.place.line);
+                let text = self.open.push(body, place.line);
                 // Empty, half a character that waits for the rest, or beyond what is streamed live.
                 if text.is_empty() {
                     Decoded::Omitted("text_delta")
@@ -416,29 +475,43 @@ impl Decoder {
     }
 
     fn emit(&mut self, batch: Batch<'_>, data: Option<&Json>, out: &mut Vec<Decoded>) {
-        let Batch { place, bodies, opens } = batch;
+        let Batch { origin, bodies, opens } = batch;
         bodies.iter().for_each(|body| self.fold_body(body));
         if let Some(open) = opens {
             self.open = open;
         }
         let last = bodies.len().saturating_sub(1);
+        let received = match origin {
+            Origin::Line(place) => place.at,
+            Origin::Row(place) => place.at,
+        };
         for (at, body) in bodies.into_iter().enumerate() {
-            let mut fact = Fact { at: place.at, family: Family::Steps, source: None, step: None, body };
+            let mut fact = Fact { at: received, family: Family::Steps, source: None, step: None, body };
             if at == last {
-                fact.source =
-                    Some(SourceCursor::Line { session: place.session.into(), line: place.line, open_from: self.open.from });
-                fact.step = data.map(|data| {
-                    let index = self.next_index;
-                    self.next_index += 1;
-                    Step { id: format!("{}:{}", place.session, place.line), index, late: false, data: Some(data.clone()) }
-                });
+                fact.source = Some(origin.cursor(self.open.from));
+                fact.step = data.map(|data| self.step(origin, data.clone()));
             }
             out.push(Decoded::Fact(fact));
         }
     }
 
+    fn step(&mut self, origin: Origin<'_>, data: Json) -> Step {
+        let (id, index) = match origin {
+            Origin::Line(place) => (format!("{}:{}", place.session, place.line), self.next_index),
+            Origin::Row(place) => (place.id.to_string(), place.step_index),
+        };
+        let late = index < self.next_index;
+        self.uses_up(index);
+        Step { id, index, late, data: Some(data) }
+    }
+
+    fn uses_up(&mut self, index: i64) {
+        self.next_index = self.next_index.max(index.saturating_add(1));
+    }
+
     fn fold_body(&mut self, body: &Body) {
         match body {
+            Body::Unreadable(Unreadable { step_index: Some(index), .. }) => self.uses_up(*index),
             Body::RunStarted { .. } => self.started = true,
             Body::ToolCallStarted { call_id, name, args, .. } if self.calls.len() < OPEN_CALLS_MAX => {
                 let summary = shape(args.as_ref().map(Json::raw));
@@ -476,9 +549,18 @@ impl OpenText {
     }
 }
 
+impl Origin<'_> {
+    fn cursor(self, open_from: Option<u64>) -> SourceCursor {
+        match self {
+            Self::Line(place) => SourceCursor::Line { session: place.session.into(), line: place.line, open_from },
+            Self::Row(place) => SourceCursor::Row { id: place.id },
+        }
+    }
+}
+
 impl<'a> Batch<'a> {
-    fn new(place: &'a Place<'a>, first: Option<Body>) -> Self {
-        Self { place, bodies: first.into_iter().collect(), opens: None }
+    fn new(origin: Origin<'a>, first: Option<Body>) -> Self {
+        Self { origin, bodies: first.into_iter().collect(), opens: None }
     }
 }
 

@@ -43,7 +43,10 @@ pub fn every_line_is_accounted_for(reading: &Reading) {
         let facts: Vec<_> = decoded.iter().filter_map(fact_of).collect();
         for (nth, fact) in facts.iter().enumerate() {
             let last = nth + 1 == facts.len();
-            let line = fact.source.as_ref().map(|SourceCursor::Line { line, .. }| *line);
+            let line = fact.source.as_ref().map(|source| match source {
+                SourceCursor::Line { line, .. } => *line,
+                SourceCursor::Row { .. } => panic!("a line is no row"),
+            });
             assert_eq!(line, last.then_some(at as u64), "{shown}");
             assert!(fact.step.is_none() || last, "{shown}");
         }
@@ -62,7 +65,10 @@ pub fn a_new_owner_goes_on_with_the_same_events(reading: &Reading, closely: usiz
         let mut open_from = None;
         for fact in decoded.iter().filter_map(fact_of) {
             folded.fold(events.next().expect("one event for each fact"));
-            open_from = fact.source.as_ref().and_then(|SourceCursor::Line { open_from, .. }| *open_from);
+            open_from = fact.source.as_ref().and_then(|source| match source {
+                SourceCursor::Line { open_from, .. } => *open_from,
+                SourceCursor::Row { .. } => None,
+            });
         }
         if !decoded.iter().any(|decoded| fact_of(decoded).is_some()) {
             continue;

@@ -22,8 +22,12 @@ pub fn fact(fact: &Fact) -> String {
         shown += &format!(" @{line}");
         shown += &open_from.map(|from| format!(" open@{from}")).unwrap_or_default();
     }
+    if let Some(SourceCursor::Row { id }) = &fact.source {
+        shown += &format!(" @row {id}");
+    }
     if let Some(step) = &fact.step {
-        shown += &format!(" step {}{}", step.index, if step.data.is_none() { " built" } else { "" });
+        let late = if step.late { " late" } else { "" };
+        shown += &format!(" step {}{late}{}", step.index, if step.data.is_none() { " built" } else { "" });
     }
     shown
 }
@@ -86,6 +90,7 @@ fn body(body: &Body, line: Option<&Json>) -> Shown {
         Body::Unreadable(report) => shown
             .value(&report.reason)
             .raw("line", report.line.map(|line| line.to_string()))
+            .raw("step_index", report.step_index.map(|index| index.to_string()))
             .raw("bytes", Some(report.bytes.to_string()))
             .text("head", Some(&report.head)),
     }
