@@ -36,7 +36,7 @@ impl RawStream {
             Way::WebSocket => format!(
                 "GET /v1/agents/runs/{run}/stream?{query} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
             ),
-            _ => unimplemented!("raw streams are SSE or WebSocket"),
+            _ => panic!("raw streams are SSE or WebSocket"),
         };
         let mut socket = TcpStream::connect(base.trim_start_matches("http://")).await.expect("connected");
         socket.write_all(request.as_bytes()).await.expect("asked");
