@@ -99,6 +99,17 @@ pub fn assert_is_the_run(what: &str, way: Way, seen: &[Record], whole: &[Record]
     }
 }
 
+/// The steps of frames: id, step_index and data.
+pub fn steps(records: &[Record]) -> Vec<(String, i64, Value)> {
+    let all = records.iter().flat_map(|record| record.said["steps"].as_array().cloned().unwrap_or_default());
+    all.filter(|step| step["id"] != "settled")
+        .map(|step| {
+            let id = step["id"].as_str().expect("an id").to_owned();
+            (id, step["step_index"].as_i64().expect("an index"), step["data"].clone())
+        })
+        .collect()
+}
+
 /// How a stream ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {

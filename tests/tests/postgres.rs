@@ -8,7 +8,7 @@ use runcast_tests::{
     postgres::{
         Database, add_run, add_step, add_step_silently, fault_rows, notify, notify_of, options, result, said, set_status, truth,
     },
-    records::{Door, End, Record, Stream, WAYS, Way, assert_is_the_run, watch},
+    records::{Door, End, Record, Stream, WAYS, Way, assert_is_the_run, steps, watch},
     server::{Options, Server},
     until,
 };
@@ -59,17 +59,6 @@ fn is_listening(server: &Server) -> bool {
 async fn begun(server: &Server, run: &str) -> Stream {
     until("the run", || async { (server.get(&format!("/v1/agents/runs/{run}")).await.0 == 200).then_some(()) }).await;
     watch(server, Way::WebSocket, run, None).await.expect("a stream")
-}
-
-/// The steps of frames: id, step_index and data.
-fn steps(records: &[Record]) -> Vec<(String, i64, Value)> {
-    let all = records.iter().flat_map(|record| record.said["steps"].as_array().cloned().unwrap_or_default());
-    all.filter(|step| step["id"] != "settled")
-        .map(|step| {
-            let id = step["id"].as_str().expect("an id").to_owned();
-            (id, step["step_index"].as_i64().expect("an index"), step["data"].clone())
-        })
-        .collect()
 }
 
 /// Reads until so many steps were seen.

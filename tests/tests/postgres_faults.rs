@@ -7,7 +7,7 @@ use runcast_tests::{
     postgres::{
         Bouncer, Database, Link, Network, add_run, add_step, add_step_silently, certify, options, result, said, set_status, truth,
     },
-    records::{End, Way, watch},
+    records::{End, Way, steps, watch},
     server::{Server, program},
     until,
 };
@@ -17,13 +17,7 @@ use tokio_postgres::Client;
 /// Steps of a run as they lie in the log: ids in order, each once.
 async fn logged(server: &Server, run: &str) -> Vec<(String, i64, Value)> {
     let records = watch(server, Way::WebSocket, run, None).await.expect("a stream").rest().await;
-    let all = records.iter().flat_map(|record| record.said["steps"].as_array().cloned().unwrap_or_default());
-    all.filter(|step| step["id"] != "settled")
-        .map(|step| {
-            let id = step["id"].as_str().expect("an id").to_owned();
-            (id, step["step_index"].as_i64().expect("an index"), step["data"].clone())
-        })
-        .collect()
+    steps(&records)
 }
 
 async fn settled(server: &Server, run: &str) {
