@@ -153,7 +153,7 @@ fn carries_the_line(case: &Case, decoded: &[Decoded], line: &Bytes) {
         Decoded::Fact(fact) => Some(fact),
         _ => None,
     });
-    for data in facts.filter_map(|fact| fact.step.as_ref()?.data.as_ref()) {
+    for data in facts.filter_map(|fact| fact.original.as_ref()) {
         assert!(line.trim_ascii().ends_with(data.bytes()), "{}: {data:?} is not what came", case.name);
     }
 }
