@@ -115,9 +115,10 @@ struct Plan {
 
 /// A commit folds at least so much of the journal when it is too long.
 const FOLD_BYTES_MIN: usize = 64 << 10;
-/// Behind a commit of several appends the next group gathers for as long as that commit took, and at most for this long:
-/// commits share a processor with those who write to the clients.
-const PAUSE_MAX: Duration = Duration::from_millis(2);
+/// Behind a commit of several appends the next group gathers for so many times what that commit took: one costs nearly the
+/// same whether it holds few events or many, and shares the processor with those who write to the clients.
+const PAUSE: u32 = 4;
+const PAUSE_MAX: Duration = Duration::from_millis(4);
 
 impl Writer {
     pub fn run(mut self, mut queue: mpsc::Receiver<Command>) {
@@ -242,7 +243,7 @@ impl Writer {
             }
         }
         if group.accepted.len() > 1 {
-            self.pause = took.min(PAUSE_MAX);
+            self.pause = (took * PAUSE).min(PAUSE_MAX);
         }
         let commit = |accepted: &Accepted| Some((accepted.events.first()?.run.clone(), accepted.events.clone().into()));
         let commits = group.accepted.iter().filter_map(commit).collect();
