@@ -72,6 +72,13 @@ pub enum SourceCursor {
     },
     /// A row of a table, by its id. The ids of a run's events together say what was read: rows come in any order.
     Row { id: i64 },
+    /// A daemon's record, by its number. Numbers begin again when the daemon is started again.
+    Sequence {
+        number: u64,
+        /// What came before is known to be lost: no record of this number was read.
+        #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+        is_floor: bool,
+    },
 }
 
 /// One recorded agent message, as WebSocket and REST show it: verbatim where the upstream gave one, else built from the
