@@ -84,6 +84,17 @@ impl Resume {
         }
     }
 
+    /// A record that cannot be read came first; its number, where it has one.
+    pub fn unreadable(&self, first: Option<u64>) -> Meeting {
+        match (&self.place, first) {
+            (Place::Record { .. } | Place::Floor { .. }, None) => Meeting::Undecided,
+            (Place::Record { number, .. }, Some(first)) if first == *number => Meeting::Known,
+            (Place::Floor { number }, Some(first)) if first > *number => Meeting::New,
+            (Place::Record { .. } | Place::Floor { .. }, Some(_)) => Meeting::Restarted,
+            (Place::Start, _) => Meeting::New,
+        }
+    }
+
     /// `stream_gap` came first.
     pub fn gap(&self, earliest: Option<u64>) -> Meeting {
         let is_known = |number: &u64| earliest.is_some_and(|earliest| earliest <= *number);

@@ -65,9 +65,9 @@ impl Heard {
     }
 
     /// A record that is longer than the limit for one: it was not kept.
-    pub fn too_long(bytes_max: usize) -> Self {
+    pub fn too_long(bytes_max: usize, id: Option<u64>) -> Self {
         let reason = format!("longer than the limit for a record, {bytes_max} bytes");
-        Self::Unreadable { report: unreadable(&reason, &Bytes::new(), 0), number: None }
+        Self::Unreadable { report: unreadable(&reason, &Bytes::new(), 0), number: id }
     }
 }
 

@@ -35,13 +35,14 @@ fn read(stream: &[u8], bytes_max: usize) -> Vec<Heard> {
     let (mut decoder, mut said) = (SseDecoder::new(bytes_max), Vec::new());
     decoder.push(stream, &mut said);
     let mut last_id = String::new();
+    let mut own_id = |id: String| {
+        let own = (id != last_id).then(|| id.parse().ok()).flatten();
+        last_id = id;
+        own
+    };
     let heard = said.into_iter().filter_map(|said| match said {
-        Said::Event(event) => {
-            let id = (event.last_id != last_id).then(|| event.last_id.parse().ok()).flatten();
-            last_id.clone_from(&event.last_id);
-            Some(Heard::read(&event.kind, &Bytes::from(event.data), id))
-        }
-        Said::TooLong => Some(Heard::too_long(bytes_max)),
+        Said::Event(event) => Some(Heard::read(&event.kind, &Bytes::from(event.data), own_id(event.last_id))),
+        Said::TooLong { last_id } => Some(Heard::too_long(bytes_max, own_id(last_id))),
         _ => None,
     });
     heard.collect()
