@@ -8,6 +8,7 @@ mod ring;
 mod routes;
 mod script;
 mod serve;
+mod world;
 
 use std::{
     collections::BTreeMap,
@@ -23,6 +24,7 @@ use self::{node::Node, ring::Item};
 pub use self::{
     script::{Line, ScriptError, read_script},
     serve::Serving,
+    world::{World, read_kind, read_text},
 };
 
 /// How a daemon behaves.
@@ -62,8 +64,10 @@ pub enum Habit {
     Refuse(u16, &'static str),
     /// Requests are taken and never answered.
     Hang,
-    /// Streams get these bytes and end, whatever the node.
-    Say(Bytes),
+    /// Streams get these bytes and end, whatever the node; without a content type they are no event stream.
+    Say(Option<&'static str>, Bytes),
+    /// Streams are answered 204: the cursor is at the end.
+    NothingMore,
 }
 
 /// What was asked of it.
@@ -98,6 +102,7 @@ struct State {
     life: u64,
     is_stalled: bool,
     is_mute: bool,
+    keepalives: u64,
 }
 
 impl Daemon {
@@ -210,6 +215,18 @@ impl Daemon {
 
     pub fn behave(&self, habit: Option<Habit>) {
         self.state().habit = habit;
+    }
+
+    /// How often a stream was told that we live.
+    pub fn keepalives(&self) -> u64 {
+        self.state().keepalives
+    }
+
+    /// The numbers behind which the streams of a node were asked for, oldest first.
+    pub fn asked_after(&self, id: &str) -> Vec<Option<u64>> {
+        let route = format!("/v1/nodes/{id}/events");
+        let asked = self.asked().into_iter().filter(|asked| asked.path.split('?').next() == Some(&route));
+        asked.map(|asked| asked.path.split_once("after=").and_then(|(_, after)| after.parse().ok())).collect()
     }
 
     /// What was asked so far, oldest first.

@@ -70,7 +70,10 @@ async fn enter(State(door): State<Door>, request: Request, next: Next) -> Respon
             refuse(StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), code)
         }
         Some(Habit::Hang) => std::future::pending().await,
-        Some(Habit::Say(bytes)) if head.uri.path().ends_with("/events") => event_stream(Body::from(bytes)),
+        Some(Habit::Say(kind, bytes)) if head.uri.path().ends_with("/events") => {
+            ([(header::CONTENT_TYPE, kind.unwrap_or("text/html"))], bytes).into_response()
+        }
+        Some(Habit::NothingMore) if head.uri.path().ends_with("/events") => StatusCode::NO_CONTENT.into_response(),
         _ => next.run(Request::from_parts(head, Body::from(body))).await,
     }
 }
@@ -215,8 +218,9 @@ impl Listener {
             }
             let silence = self.daemon.0.options.keepalive.unwrap_or(Duration::MAX);
             if tokio::time::timeout(silence, bell.changed()).await.is_err() {
-                let state = self.daemon.state();
+                let mut state = self.daemon.state();
                 if !state.is_stalled && !state.is_mute {
+                    state.keepalives += 1;
                     return Heard::Bytes(Bytes::from_static(b": keepalive\n\n"));
                 }
             }

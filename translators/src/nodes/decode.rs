@@ -2,14 +2,15 @@
 //!
 //! [`Decoder`] is a fold: its state comes from the records it was given, and all of it but the open text can be rebuilt
 //! from the run's logged events with [`Decoder::fold`]. Text is logged with the next record that is no delta, so the
-//! cursor in the log always stands at such a record, and whoever goes on from there is given the open text again.
+//! cursor in the log stands at such a record, and whoever goes on from there is given the open text again. Where there is
+//! none yet, the first delta leaves a mark: who comes later must know whether it is the same text that is open.
 
 use bytes::Bytes;
 
 use super::received::{Received, unreadable};
 use crate::{
     event::{
-        AssistantMessage, Body, Decoded, Event, Fact, Family, Live, Millis, Outcome, RunStatus, SourceCursor, Step,
+        AssistantMessage, Body, Decoded, Event, Fact, Family, Live, Mark, Millis, Outcome, RunStatus, SourceCursor, Step,
         ToolCallFinished, Unreadable,
     },
     json::{Json, Kind, Raw, push_string, unescape_into},
@@ -36,6 +37,8 @@ enum Place {
     Start,
     /// This record was read; its data where it is known.
     Record { number: u64, data: Option<Json> },
+    /// This record is a delta that a former owner has seen: it comes again.
+    Seen { number: u64, data: Option<Json> },
     /// Everything up to this number was read or is lost; no record of this number was seen.
     Floor { number: u64 },
 }
@@ -79,18 +82,21 @@ impl Resume {
             Place::Record { number, data } if *number == first.number && data.as_ref().is_none_or(|data| *data == first.data) => {
                 Meeting::Known
             }
+            Place::Seen { number, data } if *number == first.number && data.as_ref().is_none_or(|data| *data == first.data) => {
+                Meeting::New
+            }
             Place::Floor { number } if first.number > *number => Meeting::New,
-            Place::Record { .. } | Place::Floor { .. } => Meeting::Restarted,
+            Place::Record { .. } | Place::Seen { .. } | Place::Floor { .. } => Meeting::Restarted,
         }
     }
 
     /// A record that cannot be read came first; its number, where it has one.
     pub fn unreadable(&self, first: Option<u64>) -> Meeting {
         match (&self.place, first) {
-            (Place::Record { .. } | Place::Floor { .. }, None) => Meeting::Undecided,
+            (Place::Record { .. } | Place::Seen { .. } | Place::Floor { .. }, None) => Meeting::Undecided,
             (Place::Record { number, .. }, Some(first)) if first == *number => Meeting::Known,
             (Place::Floor { number }, Some(first)) if first > *number => Meeting::New,
-            (Place::Record { .. } | Place::Floor { .. }, Some(_)) => Meeting::Restarted,
+            (Place::Record { .. } | Place::Seen { .. } | Place::Floor { .. }, Some(_)) => Meeting::Restarted,
             (Place::Start, _) => Meeting::New,
         }
     }
@@ -100,7 +106,7 @@ impl Resume {
         let is_known = |number: &u64| earliest.is_some_and(|earliest| earliest <= *number);
         match &self.place {
             // The record is still there: it comes next, if it is the same life.
-            Place::Record { number, .. } if is_known(number) => Meeting::Undecided,
+            Place::Record { number, .. } | Place::Seen { number, .. } if is_known(number) => Meeting::Undecided,
             // What is gone once does not come back.
             Place::Floor { number } if is_known(number) => Meeting::Restarted,
             _ => Meeting::New,
@@ -111,7 +117,7 @@ impl Resume {
     pub fn silence(&self) -> Meeting {
         match &self.place {
             Place::Start | Place::Floor { number: 0 } => Meeting::New,
-            Place::Record { .. } | Place::Floor { .. } => Meeting::Restarted,
+            Place::Record { .. } | Place::Seen { .. } | Place::Floor { .. } => Meeting::Restarted,
         }
     }
 }
@@ -130,10 +136,12 @@ impl Decoder {
         }
         self.started |= matches!(fact.body, Body::RunStarted { .. });
         self.is_settled |= matches!(fact.body, Body::Settled(_));
-        if let Some(SourceCursor::Sequence { number, is_floor }) = fact.source {
-            self.place = match is_floor {
-                true => Place::Floor { number },
-                false => Place::Record { number, data: fact.original.clone() },
+        if let Some(SourceCursor::Sequence { number, mark }) = fact.source {
+            let data = fact.original.clone();
+            self.place = match mark {
+                Mark::Read => Place::Record { number, data },
+                Mark::Seen => Place::Seen { number, data },
+                Mark::Lost => Place::Floor { number },
             };
             self.open = OpenText::default();
         }
@@ -147,7 +155,7 @@ impl Decoder {
     /// is known, from the very start, to hear from where on there is something.
     pub fn resume(&self) -> Resume {
         let after = match &self.place {
-            Place::Record { number, .. } => number.saturating_sub(1),
+            Place::Record { number, .. } | Place::Seen { number, .. } => number.saturating_sub(1),
             Place::Start | Place::Floor { .. } => 0,
         };
         Resume { after, place: self.place.clone() }
@@ -161,7 +169,7 @@ impl Decoder {
         }
         let raw = data.raw();
         let text = |key| raw.get_string(key).unwrap_or_default().into_owned();
-        let source = SourceCursor::Sequence { number, is_floor: false };
+        let source = SourceCursor::Sequence { number, mark: Mark::Read };
         let body = match &*kind {
             "node.output_text.delta" => match raw.get("delta").filter(|delta| delta.kind() == Kind::String) {
                 Some(delta) => return self.delta(delta, number, &data, at, out),
@@ -193,7 +201,7 @@ impl Decoder {
         }
         match number.filter(|number| *number > self.number()) {
             Some(number) => {
-                self.emit(Body::Unreadable(report), SourceCursor::Sequence { number, is_floor: false }, None, at, out);
+                self.emit(Body::Unreadable(report), SourceCursor::Sequence { number, mark: Mark::Read }, None, at, out);
             }
             None => self.emit_with(vec![Body::Unreadable(report)], None, None, at, out),
         }
@@ -212,14 +220,14 @@ impl Decoder {
             to: last.map(|last| last.to_string()),
             reason: reason.to_owned(),
         };
-        self.emit(body, SourceCursor::Sequence { number: last.unwrap_or(read), is_floor: true }, None, at, out);
+        self.emit(body, SourceCursor::Sequence { number: last.unwrap_or(read), mark: Mark::Lost }, None, at, out);
     }
 
     /// The daemon was started again and counts from 1: what it said and we did not hear is lost.
     pub fn restarted(&mut self, at: Millis, out: &mut Vec<Decoded>) {
         let from = (self.place != Place::Start).then(|| self.number().saturating_add(1).to_string());
         let reason = "the daemon was started again: what it said in between may be lost".to_owned();
-        self.emit(Body::Gap { from, to: None, reason }, SourceCursor::Sequence { number: 0, is_floor: true }, None, at, out);
+        self.emit(Body::Gap { from, to: None, reason }, SourceCursor::Sequence { number: 0, mark: Mark::Lost }, None, at, out);
     }
 
     /// Ends the run by what the outcome route says. `object` is that answer.
@@ -228,7 +236,7 @@ impl Decoder {
         original.extend_from_slice(object.bytes());
         original.push(b'}');
         let body = Body::Settled(Box::new(outcome(Some(object.raw()), at)));
-        let source = self.source().unwrap_or(SourceCursor::Sequence { number: 0, is_floor: true });
+        let source = self.source().unwrap_or(SourceCursor::Sequence { number: 0, mark: Mark::Lost });
         self.emit(body, source, Some(Json::built(original)), at, out);
     }
 
@@ -239,7 +247,7 @@ impl Decoder {
             error_message: Some("the daemon does not know the node any more".into()),
             ..Outcome::new(RunStatus::Error, at)
         };
-        let source = self.source().unwrap_or(SourceCursor::Sequence { number: 0, is_floor: true });
+        let source = self.source().unwrap_or(SourceCursor::Sequence { number: 0, mark: Mark::Lost });
         self.emit(Body::Settled(Box::new(end)), source, None, at, out);
     }
 
@@ -249,11 +257,14 @@ impl Decoder {
             // More than is kept open: it comes with its message, and the cursor stands at this delta.
             let messages = self.open.close();
             self.place = Place::Record { number, data: None };
-            let source = SourceCursor::Sequence { number, is_floor: false };
+            let source = SourceCursor::Sequence { number, mark: Mark::Read };
             return self.emit_with(messages, Some(source), None, at, out);
         }
-        self.place = Place::Record { number, data: Some(data.clone()) };
-        self.emit_with(Vec::new(), None, None, at, out);
+        let place = Place::Record { number, data: Some(data.clone()) };
+        if matches!(std::mem::replace(&mut self.place, place), Place::Start | Place::Floor { number: 0 }) {
+            let seen = SourceCursor::Sequence { number, mark: Mark::Seen };
+            self.emit_with(vec![Body::StepOnly], Some(seen), Some(data.clone()), at, out);
+        }
         out.push(if text.is_empty() {
             Decoded::Omitted("text_delta")
         } else {
@@ -265,10 +276,10 @@ impl Decoder {
     fn emit(&mut self, body: Body, source: SourceCursor, original: Option<Json>, at: Millis, out: &mut Vec<Decoded>) {
         let mut bodies = self.open.close();
         bodies.push(body);
-        if let SourceCursor::Sequence { number, is_floor } = source {
-            self.place = match is_floor {
-                true => Place::Floor { number },
-                false => Place::Record { number, data: original.clone() },
+        if let SourceCursor::Sequence { number, mark } = source {
+            self.place = match mark {
+                Mark::Lost => Place::Floor { number },
+                Mark::Read | Mark::Seen => Place::Record { number, data: original.clone() },
             };
         }
         self.emit_with(bodies, Some(source), original, at, out);
@@ -310,14 +321,17 @@ impl Decoder {
         match &self.place {
             Place::Start => 0,
             Place::Record { number, .. } | Place::Floor { number } => *number,
+            Place::Seen { number, .. } => number.saturating_sub(1),
         }
     }
 
     fn source(&self) -> Option<SourceCursor> {
         match &self.place {
             Place::Start => None,
-            Place::Record { number, .. } => Some(SourceCursor::Sequence { number: *number, is_floor: false }),
-            Place::Floor { number } => Some(SourceCursor::Sequence { number: *number, is_floor: true }),
+            Place::Record { number, .. } | Place::Seen { number, .. } => {
+                Some(SourceCursor::Sequence { number: *number, mark: Mark::Read })
+            }
+            Place::Floor { number } => Some(SourceCursor::Sequence { number: *number, mark: Mark::Lost }),
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use runcast_translators::{
-    event::{Body, Decoded, Event, Fact, RunId, SourceCursor},
-    json::Raw,
+    event::{Body, Decoded, Event, Fact, Mark, RunId, SourceCursor},
+    json::{Json, Raw},
     nodes::{Decoder, Heard, Meeting, Received, encode},
     sse::{Said, SseDecoder},
 };
@@ -70,7 +70,8 @@ fn a_record_is_accounted_for(told: &Told) {
         assert!(is_last || (fact.source.is_none() && fact.original.is_none()), "{fact:?}");
     }
     let is_delta = told.decoded.iter().any(|decoded| matches!(decoded, Decoded::Live(_)));
-    assert!(!is_delta || facts.iter().all(|fact| fact.source.is_none()), "the cursor in the log stands at no delta");
+    let is_seen = |fact: &&Fact| matches!(fact.source, Some(SourceCursor::Sequence { mark: Mark::Seen, .. }));
+    assert!(!is_delta || facts.iter().all(|fact| fact.source.is_none() || is_seen(fact)), "{facts:?}");
 }
 
 fn steps_are_counted(events: &[Event]) {
@@ -90,23 +91,31 @@ fn a_new_owner_goes_on_with_the_same_events(told: &[Told], events: &[Event]) {
     for at in 0..told.len() {
         for fact in told[at].decoded.iter().filter_map(fact_of) {
             folded.fold(logged.next().expect("one event for each fact"));
-            if let Some(SourceCursor::Sequence { number, .. }) = fact.source {
-                cursor = Some(number);
+            if let Some(SourceCursor::Sequence { number, mark }) = fact.source {
+                cursor = Some((number, mark));
             }
         }
         let mut owner = folded.clone();
         let resume = owner.resume();
-        let mut rest = told.iter().filter(|told| told.received.as_ref().is_some_and(|record| record.number > resume.after));
-        if let Some(cursor) = cursor {
-            let first = rest.next().and_then(|told| told.received.as_ref()).expect("the record that is known");
-            assert_eq!((first.number, resume.record(first)), (cursor, Meeting::Known));
+        let mut rest =
+            told.iter().filter(|told| told.received.as_ref().is_some_and(|record| record.number > resume.after)).peekable();
+        if let Some((cursor, mark)) = cursor {
+            let first = rest.peek().and_then(|told| told.received.as_ref()).expect("the record that is known");
+            let meeting = if mark == Mark::Read { Meeting::Known } else { Meeting::New };
+            assert_eq!((first.number, resume.record(first)), (cursor, meeting));
+            let mut other = first.clone();
+            other.data = Json::built("{\"another\":\"record\"}");
+            assert_eq!(resume.record(&other), Meeting::Restarted);
+            rest.next_if(|_| mark == Mark::Read);
         }
         for told in rest {
             let record = told.received.clone().expect("a record");
             let mut decoded = Vec::new();
             owner.decode(record, 0, &mut decoded);
-            // That it began is logged already.
-            let is_start = |decoded: &Decoded| fact_of(decoded).is_some_and(|fact| matches!(fact.body, Body::RunStarted { .. }));
+            // That it began is logged already, and the mark of its first delta.
+            let is_start = |decoded: &Decoded| {
+                fact_of(decoded).is_some_and(|fact| matches!(fact.body, Body::RunStarted { .. } | Body::StepOnly))
+            };
             let expected: Vec<_> = told.decoded.iter().filter(|decoded| !is_start(decoded)).cloned().collect();
             assert_eq!(decoded, expected, "by an owner that has come behind record {at}");
         }
