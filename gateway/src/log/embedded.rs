@@ -8,6 +8,7 @@ mod disk;
 #[cfg(test)]
 mod faults;
 mod index;
+mod journal;
 mod overlay;
 mod recovery;
 mod retention;
@@ -106,6 +107,7 @@ impl Embedded {
             opened,
             recovery: None,
             worked_again: None,
+            pause: Duration::ZERO,
         };
         let thread = std::thread::Builder::new()
             .name("log-writer".into())
@@ -244,9 +246,24 @@ impl Log for Embedded {
 
     async fn read(&self, run: &RunId, after: Seq, limit: ReadLimit) -> Result<Vec<Arc<Event>>, ReadError> {
         let Some((number, info)) = self.find(run)? else { return Ok(Vec::new()) };
-        let (own, head) = (run.clone(), info.head);
-        let events = self.view(run, move |file| store::read(file, (&own, number), after, head, limit)).await?;
-        self.check_whole(&info, number, after, &events)?;
+        // What is not at its place in the file yet is here. It is asked for first: it may get there in between, but not the
+        // other way round.
+        let recent = self.index().journal.pending(number).map(|pending| pending.read(after, limit)).unwrap_or_default();
+        let (own, head) = (run.clone(), recent.first().map_or(info.head, |(first, _)| first.seq - 1));
+        let (mut events, mut bytes) = (Vec::new(), 0);
+        if after < head {
+            (events, bytes) = self.view(run, move |file| store::read(file, (&own, number), after, head, limit)).await?;
+            self.check_whole(&info, number, after, &events)?;
+        }
+        if after >= head || events.last().is_some_and(|last| last.seq == head) {
+            for (event, more) in recent {
+                bytes += more;
+                if !events.is_empty() && (events.len() >= limit.events_max || bytes > limit.bytes_max) {
+                    break;
+                }
+                events.push(event);
+            }
+        }
         Ok(events)
     }
 
@@ -270,11 +287,11 @@ impl Log for Embedded {
 
     async fn place_of_step(&self, run: &RunId, index: i64) -> Result<Option<(i64, Seq)>, ReadError> {
         let Some((number, _)) = self.find(run)? else { return Ok(None) };
-        // First what is not in the file yet: it may get there in between, but not the other way round.
-        let unsaved = self.index().unsaved(number).and_then(|unsaved| unsaved.place_of_step(index));
+        // As in a read, first what is not at its place in the file yet.
+        let recent = self.index().journal.pending(number).and_then(|pending| pending.place_of_step(index));
         let own = run.clone();
         let saved = self.view(run, move |file| store::place_of_step(file, (&own, number), index)).await?;
-        Ok(saved.into_iter().chain(unsaved).reduce(index::nearest))
+        Ok(saved.into_iter().chain(recent).reduce(journal::nearest))
     }
 
     fn stats(&self) -> LogStats {
