@@ -33,7 +33,7 @@ async fn lost_since(world: &World) -> f64 {
 async fn a_daemon_that_is_down_at_the_start_and_goes_away_later_comes_back_by_itself() {
     let mut world = World::start("nodes = [\"n\"]\n").await;
     world.daemon.text("n", "a");
-    world.followed("n").await;
+    until("the run", || async { (world.server.get("/v1/nodes/n").await.0 == 200).then_some(()) }).await;
     world.close().await;
     world.server.kill_and_restart();
     let said = world.lost().await;
