@@ -53,7 +53,7 @@ impl Default for Daemon {
             list_ms: 5_000,
             on_demand: true,
             nodes_max: 1_000,
-            record_bytes_max: 16 * 1024 * 1024,
+            record_bytes_max: 1024 * 1024,
             connect_timeout_ms: 10_000,
             answer_timeout_ms: 30_000,
             silence_ms: 45_000,

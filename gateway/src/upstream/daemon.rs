@@ -151,15 +151,8 @@ impl Upstream {
                 tracing::warn!(name = settings.name, %error, "cannot tell which nodes of a daemon were being followed");
             }
         }
-        for id in own {
-            match shared.enter(&id, Cause::Own) {
-                Ok(Entered::New(begin)) => drop(tasks.spawn(follow(shared.clone(), reading.clone(), begin))),
-                Ok(Entered::Known(_)) => {}
-                Err(why) => tracing::warn!(run = %id, name = settings.name, why, "a node is not followed"),
-            }
-        }
         tracing::info!(name = settings.name, "a daemon is followed");
-        tasks.spawn(look(shared.clone(), reading.standing.clone()));
+        tasks.spawn(look(shared.clone(), reading.standing.clone(), own));
         loop {
             tokio::select! {
                 Some(begin) = begins.recv() => drop(tasks.spawn(follow(shared.clone(), reading.clone(), begin))),
@@ -175,16 +168,26 @@ impl Upstream {
     }
 }
 
-/// Asks for the list from time to time.
-async fn look(shared: Arc<Shared>, standing: Arc<Standing>) {
+/// Begins to follow `own`, as soon as there is room for each, and asks for the list from time to time.
+async fn look(shared: Arc<Shared>, standing: Arc<Standing>, mut own: Vec<RunId>) {
     let mut tick = interval(Duration::from_millis(shared.settings.list_ms));
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        for begin in shared.look(&standing).await {
-            if shared.begin.send(begin).await.is_err() {
-                return;
+        let mut begins = Vec::new();
+        own.retain(|id| match shared.enter(id, Cause::Own) {
+            Ok(Entered::New(begin)) => {
+                begins.push(begin);
+                false
             }
+            Ok(Entered::Known(_)) => false,
+            Err(_) => true,
+        });
+        for begin in begins {
+            let _ = shared.begin.send(begin).await;
+        }
+        for begin in shared.look(&standing).await {
+            let _ = shared.begin.send(begin).await;
         }
     }
 }
