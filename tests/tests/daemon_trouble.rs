@@ -45,7 +45,10 @@ fn numbers(records: &[Record]) -> Vec<Seen> {
     let (mut out, mut text) = (Vec::new(), String::new());
     let flush = |text: &mut String, out: &mut Vec<Seen>| {
         // Half a number, whose other half is lost, is none.
-        let whole = text.split('<').filter_map(|rest| rest.split_once('>')?.0.parse().ok());
+        let whole = text.split('<').filter_map(|rest| {
+            let (first, second) = rest.split_once('>')?.0.split_once(' ')?;
+            (first == second).then(|| first.parse().ok()).flatten()
+        });
         out.extend(whole.map(Seen::Number));
         text.clear();
     };
@@ -77,11 +80,10 @@ async fn in_trouble(with_restarts: bool) {
         if random.random_ratio(1, 4) {
             world.daemon.say("n", "node.report", json!({ "report": said.to_string() }));
         } else {
-            // In two pieces, so that a number may be cut.
-            let word = format!("<{said}>");
-            let (first, rest) = word.split_at(random.random_range(0..word.len()));
-            world.daemon.text("n", first);
-            world.daemon.text("n", rest);
+            // In two pieces. No two records are alike: a daemon that says the same under the same number in another life
+            // cannot be told from one that was not started again.
+            world.daemon.text("n", &format!("<{said}"));
+            world.daemon.text("n", &format!(" {said}>"));
         }
         said
     };
