@@ -70,6 +70,7 @@ pub struct Embedded {
     health: Arc<Mutex<Result<(), String>>>,
     waiting: Arc<AtomicU64>,
     writer: Mutex<Option<std::thread::JoinHandle<()>>>,
+    telling: Mutex<Option<tokio::task::JoinHandle<()>>>,
     read_wait: Duration,
     /// Runs that the device does not give: since when, and what it says.
     unreadable: Mutex<HashMap<RunId, (Instant, String)>>,
@@ -77,7 +78,7 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// Opens the log in its folder, making both if they are not there, and starts its writer.
+    /// Opens the log in its folder, making both if they are not there, and starts its writer. Called within a runtime.
     pub fn open(settings: &LogSettings, tail_max: usize) -> Result<Self, OpenError> {
         let folder = Folder::prepare(&settings.path, settings.cache_bytes_max)?;
         Self::open_on(Box::new(folder), settings, tail_max)
@@ -97,10 +98,11 @@ impl Embedded {
         let health = Arc::new(Mutex::new(Ok(())));
         let waiting = Arc::new(AtomicU64::new(0));
         let (commands, queue) = mpsc::channel(settings.queue_max);
+        let (kept, telling) = tails.clone().tell_what_is_kept();
         let writer = Writer {
             store: store.clone(),
             index: index.clone(),
-            tails: tails.clone(),
+            kept,
             health: health.clone(),
             waiting: waiting.clone(),
             settings: settings.clone(),
@@ -121,6 +123,7 @@ impl Embedded {
             health,
             waiting,
             writer: Mutex::new(Some(thread)),
+            telling: Mutex::new(Some(telling)),
             read_wait: Duration::from_millis(settings.read_wait_ms),
             unreadable: Mutex::default(),
             opened,
@@ -310,6 +313,10 @@ impl Log for Embedded {
         let thread = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        }
+        let telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(telling) = telling {
+            let _ = telling.await;
         }
     }
 }

@@ -191,7 +191,8 @@ impl Writer {
             }
         }
         metrics::log_damaged_runs(file.damaged_count());
-        self.tails.tell_committed(commits, || self.index().replace(file));
+        self.index().replace(file);
+        self.tell(commits, Vec::new());
         if let Some(recovery) = self.recovery.take() {
             self.worked_again = Some((Instant::now(), recovery.pause));
             metrics::log_recovered(recovery.since.elapsed());

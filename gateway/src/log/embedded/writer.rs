@@ -20,14 +20,12 @@ use super::{
     recovery::Recovery,
     retention,
     store::{Fault, Store, Tables, push_entry},
-    tails::Tails,
+    tails::{Commit, Kept, Reply},
 };
 use crate::{
     log::{Append, AppendError},
     ops::metrics,
 };
-
-type Reply = oneshot::Sender<Result<Vec<Arc<Event>>, AppendError>>;
 
 pub(super) enum Command {
     Append {
@@ -55,7 +53,8 @@ pub(super) enum Command {
 pub(super) struct Writer {
     pub store: Arc<Store>,
     pub index: Arc<Mutex<Index>>,
-    pub tails: Arc<Tails>,
+    /// To those who tell.
+    pub kept: mpsc::Sender<Kept>,
     pub health: Arc<Mutex<Result<(), String>>>,
     pub waiting: Arc<AtomicU64>,
     pub settings: LogSettings,
@@ -232,11 +231,7 @@ impl Writer {
         let took = start.elapsed();
         let events: usize = group.accepted.iter().map(|accepted| accepted.events.len()).sum();
         metrics::log_committed(events, group.bytes, took);
-        let commits = group
-            .accepted
-            .iter()
-            .filter_map(|accepted| Some((accepted.events.first()?.run.clone(), accepted.events.clone().into())));
-        self.tails.tell_committed(commits.collect(), || {
+        {
             let (mut index, now) = (self.index(), self.uptime());
             plan.done(&mut index.journal);
             for run in group.runs.into_values() {
@@ -245,14 +240,19 @@ impl Writer {
                 }
                 index.put(run.number, run.info, now);
             }
-        });
+        }
         if group.accepted.len() > 1 {
             self.pause = took.min(PAUSE_MAX);
         }
-        for accepted in group.accepted {
-            // Who asked may be gone: the events are kept all the same.
-            let _ = accepted.reply.send(Ok(accepted.events));
-        }
+        let commit = |accepted: &Accepted| Some((accepted.events.first()?.run.clone(), accepted.events.clone().into()));
+        let commits = group.accepted.iter().filter_map(commit).collect();
+        self.tell(commits, group.accepted.into_iter().map(|accepted| (accepted.reply, accepted.events)).collect());
+    }
+
+    /// Tells what is in the index now.
+    pub(super) fn tell(&self, commits: Vec<Commit>, replies: Vec<(Reply, Vec<Arc<Event>>)>) {
+        // Without a runtime there is nobody to tell.
+        let _ = self.kept.blocking_send(Kept { commits, at: Instant::now(), replies });
     }
 
     /// What is put at its place with a group: its runs that fill some pages now, are new or are over; and others, when the
