@@ -240,6 +240,16 @@ async fn a_node_that_the_daemon_forgets_ends_its_run_after_a_while_and_not_at_on
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_refuses_an_id_is_not_lost() {
+    let world = World::start("").await;
+    world.daemon.behave(Some(Habit::Refuse(400, "invalid_node_id")));
+    assert_eq!(world.server.get("/v1/nodes/odd").await.0, 404);
+    let probed = world.daemon.asked().len();
+    until("another probe", || async { (world.daemon.asked().len() > probed + 2).then_some(()) }).await;
+    assert_eq!(world.readyz().await, "ready\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn there_is_a_limit_to_the_nodes_that_are_followed() {
     let world = World::start("nodes_max = 2\nlist_path = \"/v1/nodes\"\n").await;
     for node in ["a", "b"] {

@@ -68,7 +68,10 @@ pub async fn check(settings: &Settings) -> Result<(), String> {
 /// Whether there is a daemon that takes us. The node need not be there.
 async fn probe(door: &Door) -> Result<(), Trouble> {
     let nobody = RunId::new("runcast-probe").unwrap_or_else(|error| unreachable!("it is one: {error}"));
-    door.state(&nobody).await.map(drop)
+    match door.state(&nobody).await {
+        Err(trouble) if !trouble.is_only_refusal() => Err(trouble),
+        _ => Ok(()),
+    }
 }
 
 /// One daemon.

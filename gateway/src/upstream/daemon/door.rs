@@ -48,6 +48,11 @@ impl Trouble {
             Self::Cut(_) | Self::Ended => false,
         }
     }
+
+    /// Whether the daemon is there and takes us, and only what was asked for is not.
+    pub fn is_only_refusal(&self) -> bool {
+        matches!(self, Self::Refused { status: 400..429, .. })
+    }
 }
 
 /// What the events route answers.
@@ -169,8 +174,14 @@ impl Door {
             .or(named)
             .ok_or_else(|| Trouble::Nonsense("a list that is neither an array nor {\"nodes\":[…]}".into()))?;
         let listed = nodes.iter().filter_map(|node| {
-            let id = node.as_str().or_else(|| node["id"].as_str())?;
-            Some(Listed { id: RunId::new(id).ok()?, is_settled: node["state"] == "settled" })
+            let id = node.as_str().or_else(|| node["id"].as_str()).unwrap_or_default();
+            match RunId::new(id) {
+                Ok(id) => Some(Listed { id, is_settled: node["state"] == "settled" }),
+                Err(error) => {
+                    tracing::debug!(%node, %error, "a list names a node that cannot be a run");
+                    None
+                }
+            }
         });
         Ok(listed.collect())
     }

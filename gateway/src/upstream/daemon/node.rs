@@ -168,12 +168,9 @@ impl Node<'_> {
             self.known.send_replace(Known::There);
         } else if self.cause == Cause::Asked {
             match self.reading.door.state(&self.id).await {
-                Ok(Some(state)) => self.is_settled_there = state == "settled",
-                Ok(None) => {
-                    self.reading.standing.back();
-                    self.known.send_replace(Known::Nowhere);
-                    return Ok(End::Nothing);
-                }
+                Ok(state) => self.is_settled_there = state.as_deref() == Some("settled"),
+                // Its stream says more than this.
+                Err(trouble) if trouble.is_only_refusal() => {}
                 Err(trouble) => return Ok(self.unavailable(&trouble)),
             }
         }
@@ -211,6 +208,11 @@ impl Node<'_> {
                 }
                 Outcome::Trouble(trouble) => {
                     if self.writer.info().is_none() && self.cause == Cause::Asked {
+                        if trouble.is_only_refusal() {
+                            self.reading.standing.back();
+                            self.known.send_replace(Known::Nowhere);
+                            return Ok(End::Nothing);
+                        }
                         return Ok(self.unavailable(&trouble));
                     }
                     self.note(&trouble);
@@ -346,8 +348,11 @@ impl Node<'_> {
         }
     }
 
-    /// The daemon has not known the node for long.
+    /// The daemon has not known the node for long; it may know how it ended.
     async fn gone(&mut self) -> Result<End, Refused> {
+        if matches!(self.outcome().await?, Outcome::Settled) {
+            return Ok(End::Over);
+        }
         let mut decoded = Vec::new();
         self.decoder.gone(crate::now(), &mut decoded);
         self.writer.take(decoded, Instant::now()).await?;
