@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Postgres, Secret};
+use crate::{Daemon, Postgres, Secret};
 
 /// All settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -132,6 +132,7 @@ pub struct Find {
 pub enum Upstream {
     Ndjson(Ndjson),
     Postgres(Box<Postgres>),
+    Daemon(Box<Daemon>),
 }
 
 /// A file of Claude Code's stream-json lines.
