@@ -33,12 +33,13 @@ fn run(name: &str) -> RunId {
 }
 
 fn fact(body: Body) -> Fact {
-    Fact { at: 1, family: Family::Steps, source: None, step: None, body }
+    Fact { at: 1, family: Family::Steps, source: None, step: None, original: None, body }
 }
 
 fn step(index: i64) -> Fact {
-    let step = Step { id: format!("s:{index}"), index, late: false, data: Some(Json::built(format!("{{\"n\":{index}}}"))) };
-    Fact { step: Some(step), ..fact(Body::StepOnly) }
+    let step = Step { id: format!("s:{index}"), index, late: false };
+    let original = Some(Json::built(format!("{{\"n\":{index}}}")));
+    Fact { step: Some(step), original, ..fact(Body::StepOnly) }
 }
 
 fn settled(at: i64) -> Fact {

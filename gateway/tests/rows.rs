@@ -107,7 +107,7 @@ fn keeps_the_law(batches: &[Vec<i64>], events: &[Arc<Event>]) {
         _ => None,
     };
     assert_eq!(events.iter().filter_map(cursor).collect::<Vec<_>>(), first, "each row once, in the order of their coming");
-    let steps = events.iter().filter_map(|event| event.fact.step.as_ref().filter(|step| step.data.is_some()));
+    let steps = events.iter().filter_map(|event| event.fact.step.as_ref().filter(|_| event.fact.original.is_some()));
     let stepped: Vec<i64> = steps.map(|step| step.id.parse().expect("a row id")).collect();
     assert_eq!(stepped, first.iter().copied().filter(|id| ![2, 3].contains(&(id % 6))).collect::<Vec<_>>());
     assert!(matches!(events.last().expect("events").fact.body, Body::Settled(_)));

@@ -7,9 +7,9 @@ use std::{hint::black_box, sync::Arc, time::Instant};
 use bytes::Bytes;
 use runcast_tests::fixtures;
 use runcast_translators::{
-    event::{Event, NewRun, RunId, RunInfo, decode_record, encode_record},
+    event::{Decoded, Event, NewRun, RunId, RunInfo, decode_record, encode_record},
     frame::{Context, Frame, Nodes},
-    steps::{Decoded, Decoder, Place},
+    steps::{Decoder, Place},
 };
 
 const ROUNDS: usize = 15;

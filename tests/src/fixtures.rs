@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use runcast_translators::{
-    event::{Body, Fact},
-    steps::{Decoded, Decoder, Place},
+    event::{Body, Decoded, Fact},
+    steps::{Decoder, Place},
 };
 use serde_json::{Value, json};
 
@@ -57,7 +57,7 @@ pub fn truth(input: &Bytes) -> Value {
     let mut steps: Vec<String> = Vec::new();
     let (mut texts, mut tools, mut types, mut abandoned, mut status) = (String::new(), Vec::new(), Vec::new(), 0, "running");
     for fact in &facts {
-        steps.extend(fact.step.as_ref().and_then(|step| step.data.as_ref()).map(|data| data.text().to_owned()));
+        steps.extend(fact.original.as_ref().map(|data| data.text().to_owned()));
         let kind = match &fact.body {
             Body::AssistantMessage(message) => {
                 if message.parent.is_none() {

@@ -41,6 +41,8 @@ pub struct Fact {
     pub source: Option<SourceCursor>,
     /// Only on the last event of an upstream message that is a step, and on events of other families that show as one.
     pub step: Option<Step>,
+    /// Only on the last event of an upstream message, where the message is kept as it came: its own family gets it so.
+    pub original: Option<Json>,
     pub body: Body,
 }
 
@@ -72,7 +74,8 @@ pub enum SourceCursor {
     Row { id: i64 },
 }
 
-/// One recorded agent message, as WebSocket and REST show it.
+/// One recorded agent message, as WebSocket and REST show it: verbatim where the upstream gave one, else built from the
+/// event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Unique in the run and the same wherever it is read; clients drop repeats by it.
@@ -81,8 +84,16 @@ pub struct Step {
     pub index: i64,
     /// It came after a step with the same or a larger index.
     pub late: bool,
-    /// The message as it was recorded; `None` when it is built from the event.
-    pub data: Option<Json>,
+}
+
+/// What a record of an upstream means.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are facts, and each is moved on at once")]
+pub enum Decoded {
+    Fact(Fact),
+    Live(Live),
+    /// Left out on purpose; the name is for the counter.
+    Omitted(&'static str),
 }
 
 /// The kinds of event.

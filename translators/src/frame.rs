@@ -104,8 +104,7 @@ impl Frame {
 
     /// About how much memory it takes.
     pub fn weight(&self) -> usize {
-        let step = self.event.fact.step.as_ref().and_then(|step| step.data.as_ref());
-        256 + step.map_or(0, |data| data.bytes().len())
+        256 + self.event.fact.original.as_ref().map_or(0, |original| original.bytes().len())
     }
 
     pub fn context(&self) -> &Arc<Context> {

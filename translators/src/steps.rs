@@ -8,5 +8,5 @@ mod row;
 mod verdict;
 
 pub use cursor::{BadCursor, Cursor, Since};
-pub use decode::{Decoded, Decoder, Place, RowPlace};
+pub use decode::{Decoder, Place, RowPlace};
 pub use row::RunRow;

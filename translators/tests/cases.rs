@@ -13,11 +13,11 @@ use bytes::Bytes;
 use prost::Message as _;
 use runcast_translators::{
     bridge::{self, Offset, cursor::Part},
-    event::{Event, Family, RunId, RunStatus, Seq, decode_record, encode_record},
+    event::{Decoded, Event, Family, RunId, RunStatus, Seq, decode_record, encode_record},
     frame::Context,
     nodes,
     position::Position,
-    steps::{self, Decoded, Decoder, Place, RowPlace},
+    steps::{self, Decoder, Place, RowPlace},
 };
 
 use case::Case;

@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use runcast_config::Ingest as IngestSettings;
 use runcast_translators::{
-    event::{Body, Event, Fact, Live, NewRun, RunId, RunInfo, Seq, SourceCursor},
+    event::{Body, Decoded, Event, Fact, Live, NewRun, RunId, RunInfo, Seq, SourceCursor},
     position::TEXT_MAX,
-    steps::{Decoded, Decoder, Place},
+    steps::{Decoder, Place},
 };
 use tokio::{
     sync::mpsc,

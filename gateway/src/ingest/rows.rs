@@ -7,8 +7,8 @@ use std::{sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use runcast_translators::{
-    event::{Body, Event, Fact, Family, Millis, NewRun, Outcome, RunId, RunInfo, RunStatus, Seq, SourceCursor},
-    steps::{Decoded, Decoder, RowPlace, RunRow},
+    event::{Body, Decoded, Event, Fact, Family, Millis, NewRun, Outcome, RunId, RunInfo, RunStatus, Seq, SourceCursor},
+    steps::{Decoder, RowPlace, RunRow},
 };
 use tokio::time::sleep;
 
@@ -268,7 +268,7 @@ impl Rows {
             status,
             changed: known.map_or(RunStatus::Running, |info| info.status) != status,
         };
-        Some(Fact { at, family: Family::Steps, source: None, step: None, body })
+        Some(Fact { at, family: Family::Steps, source: None, step: None, original: None, body })
     }
 
     /// Appends; waits as long as the log cannot write. After an error this owner knows nothing any more.

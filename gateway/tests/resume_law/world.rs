@@ -10,9 +10,9 @@ use runcast::{
 };
 use runcast_config::Settings;
 use runcast_translators::{
-    event::{Body, Event, Fact, NewRun, RunId},
+    event::{Body, Decoded, Event, Fact, NewRun, RunId},
     position::Position,
-    steps::{Decoded, Decoder, Place},
+    steps::{Decoder, Place},
 };
 use serde_json::Value;
 

@@ -2,8 +2,8 @@
 
 use rand::{Rng, rngs::StdRng};
 use runcast_translators::{
-    event::{Body, Fact, Live, SourceCursor},
-    steps::{Decoded, Decoder, Place},
+    event::{Body, Decoded, Fact, Live, SourceCursor},
+    steps::{Decoder, Place},
 };
 
 use super::lines::{assistant, delta, init, keep_alive, message_start, mixed, result, thinking_only, tool_only, tool_result};

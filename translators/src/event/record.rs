@@ -1,7 +1,7 @@
 //! An event as the log stores it: one JSON object, so that any other program can read it.
 //!
-//! `{"v":1,"at":…,"family":…,"source":…,"body":…,"step":…,"inside":{…},"data":<the step verbatim>}`. Large values of the
-//! body that are parts of the step are not written twice: `inside` says where in `data` they stand, as
+//! `{"v":1,"at":…,"family":…,"source":…,"body":…,"step":…,"inside":{…},"data":<the upstream's message>}`. Large values
+//! of the body that are parts of that message are not written twice: `inside` says where in `data` they stand, as
 //! `[first byte, bytes]`.
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ pub enum RecordError {
     Damaged(#[from] serde_json::Error),
     #[error("a stored event is of version {0}, this program knows {VERSION}: run a newer one")]
     Version(u32),
-    #[error("a stored event names a part of its step that is not there")]
+    #[error("a stored event names a part of its message that is not there")]
     Part,
 }
 
@@ -53,7 +53,7 @@ struct StepHead {
 
 /// The bytes under which `fact` is stored.
 pub fn encode_record(fact: &Fact) -> Vec<u8> {
-    let data = fact.step.as_ref().and_then(|step| step.data.as_ref());
+    let data = fact.original.as_ref();
     let mut inside = BTreeMap::new();
     let mut body = fact.body.clone();
     if let Some(data) = data {
@@ -103,12 +103,13 @@ pub fn decode_record(run: &RunId, seq: Seq, bytes: &Bytes) -> Result<Event, Reco
             *slot = Some(Json::parse(&part).ok().filter(|json| *json.bytes() == part).ok_or(RecordError::Part)?);
         }
     }
-    let step = record.step.map(|head| Step { id: head.id, index: head.index, late: head.late, data: data.map(Json::built) });
-    let fact = Fact { at: record.at, family: record.family, source: record.source, step, body };
+    let step = record.step.map(|head| Step { id: head.id, index: head.index, late: head.late });
+    let original = data.map(Json::built);
+    let fact = Fact { at: record.at, family: record.family, source: record.source, step, original, body };
     Ok(Event { run: run.clone(), seq, fact })
 }
 
-/// The values of a body that can be parts of its step.
+/// The values of a body that can be parts of the upstream's message.
 fn parts(body: &mut Body) -> Vec<(&'static str, &mut Option<Json>)> {
     match body {
         Body::RunStarted { init, .. } => vec![("init", init)],
@@ -142,7 +143,8 @@ mod tests {
             at: 1_700_000_000_123,
             family: Family::Steps,
             source: Some(SourceCursor::Line { session: "s".into(), line: 4, open_from: Some(2) }),
-            step: Some(Step { id: "s:4".into(), index: 7, late: true, data: Some(data) }),
+            step: Some(Step { id: "s:4".into(), index: 7, late: true }),
+            original: Some(data),
             body: Body::ToolCallFinished(ToolCallFinished {
                 call_id: "t1".into(),
                 name: "Bash".into(),

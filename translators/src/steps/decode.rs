@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{
     event::{
-        AssistantMessage, Body, Event, Fact, Family, Live, Millis, Outcome, SourceCursor, Step, ToolCallFinished, Unreadable,
-        shape,
+        AssistantMessage, Body, Decoded, Event, Fact, Family, Live, Millis, Outcome, SourceCursor, Step, ToolCallFinished,
+        Unreadable, shape,
     },
     json::{Json, Kind, Raw, push_string, unescape_into},
     position::TEXT_MAX,
@@ -49,16 +49,6 @@ pub struct RowPlace {
 enum Origin<'a> {
     Line(&'a Place<'a>),
     Row(RowPlace),
-}
-
-/// What a record means.
-#[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "nearly all are facts, and each is moved on at once")]
-pub enum Decoded {
-    Fact(Fact),
-    Live(Live),
-    /// Left out on purpose; the name is for the counter.
-    Omitted(&'static str),
 }
 
 /// See the module.
@@ -195,13 +185,12 @@ impl Decoder {
     /// The source is over. The last fact is Settled.
     pub fn end(&mut self, exit_status: Option<i32>, at: Millis) -> Vec<Fact> {
         let mut facts = Vec::new();
-        let fact = |step, body| Fact { at, family: Family::Steps, source: None, step, body };
+        let fact = |step, body| Fact { at, family: Family::Steps, source: None, step, original: None, body };
         if let Some(partial) = self.abandoned() {
             facts.push(fact(None, partial));
         }
         // Clients of the steps family are owed a `result`: one is built for a run that never had any.
-        let step =
-            (!self.verdict.is_heard()).then(|| Step { id: "settled".into(), index: self.next_index, late: false, data: None });
+        let step = (!self.verdict.is_heard()).then(|| Step { id: "settled".into(), index: self.next_index, late: false });
         facts.push(fact(step, Body::Settled(Box::new(self.outcome(exit_status, at)))));
         for fact in &facts {
             self.fold_body(&fact.body);
@@ -486,23 +475,24 @@ impl Decoder {
             Origin::Row(place) => place.at,
         };
         for (at, body) in bodies.into_iter().enumerate() {
-            let mut fact = Fact { at: received, family: Family::Steps, source: None, step: None, body };
+            let mut fact = Fact { at: received, family: Family::Steps, source: None, step: None, original: None, body };
             if at == last {
                 fact.source = Some(origin.cursor(self.open.from));
-                fact.step = data.map(|data| self.step(origin, data.clone()));
+                fact.step = data.map(|_| self.step(origin));
+                fact.original = data.cloned();
             }
             out.push(Decoded::Fact(fact));
         }
     }
 
-    fn step(&mut self, origin: Origin<'_>, data: Json) -> Step {
+    fn step(&mut self, origin: Origin<'_>) -> Step {
         let (id, index) = match origin {
             Origin::Line(place) => (format!("{}:{}", place.session, place.line), self.next_index),
             Origin::Row(place) => (place.id.to_string(), place.step_index),
         };
         let late = index < self.next_index;
         self.uses_up(index);
-        Step { id, index, late, data: Some(data) }
+        Step { id, index, late }
     }
 
     fn uses_up(&mut self, index: i64) {

@@ -2,7 +2,7 @@
 
 use super::Cursor;
 use crate::{
-    event::{AssistantMessage, Body, Event, Outcome, RunInfo, RunStatus, Seq, ToolCallFinished, Unreadable, rfc3339},
+    event::{AssistantMessage, Body, Event, Family, Outcome, RunInfo, RunStatus, Seq, ToolCallFinished, Unreadable, rfc3339},
     frame::Context,
     json::{Json, Object, cut, push_string},
 };
@@ -128,9 +128,9 @@ fn push_cursor_and_close(out: &mut Vec<u8>, cursor: &str) {
 fn push_step(out: &mut Vec<u8>, event: &Event, context: &Context) {
     let Some(step) = &event.fact.step else { return };
     let built;
-    let data = match &step.data {
-        Some(data) => data,
-        None => {
+    let data = match &event.fact.original {
+        Some(original) if event.fact.family == Family::Steps => original,
+        _ => {
             built = Json::built(built_data(event));
             &built
         }

@@ -6,12 +6,12 @@ use bytes::Bytes;
 use prost::Message as _;
 use runcast_translators::{
     bridge,
-    event::{Body, Event, Fact, Live, RunId, SourceCursor, decode_record, encode_record},
+    event::{Body, Decoded, Event, Fact, Live, RunId, SourceCursor, decode_record, encode_record},
     frame::Context,
     json::Json,
     nodes::{self, Sequence},
     sse::{Said, SseDecoder},
-    steps::{self, Decoded, Decoder, Place},
+    steps::{self, Decoder, Place},
 };
 
 use crate::schema::{RunStreamMessage, as_held};

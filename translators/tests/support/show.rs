@@ -1,9 +1,8 @@
 //! Events as one line of text each: the kind, the main fields, `@line` where the source cursor stands, and the step.
 
 use runcast_translators::{
-    event::{Body, Fact, Live, SourceCursor},
+    event::{Body, Decoded, Fact, Live, SourceCursor},
     json::Json,
-    steps::Decoded,
 };
 
 pub fn decoded(decoded: &Decoded) -> String {
@@ -17,7 +16,7 @@ pub fn decoded(decoded: &Decoded) -> String {
 }
 
 pub fn fact(fact: &Fact) -> String {
-    let mut shown = body(&fact.body, fact.step.as_ref().and_then(|step| step.data.as_ref())).0;
+    let mut shown = body(&fact.body, fact.original.as_ref()).0;
     if let Some(SourceCursor::Line { line, open_from, .. }) = &fact.source {
         shown += &format!(" @{line}");
         shown += &open_from.map(|from| format!(" open@{from}")).unwrap_or_default();
@@ -27,7 +26,7 @@ pub fn fact(fact: &Fact) -> String {
     }
     if let Some(step) = &fact.step {
         let late = if step.late { " late" } else { "" };
-        shown += &format!(" step {}{late}{}", step.index, if step.data.is_none() { " built" } else { "" });
+        shown += &format!(" step {}{late}{}", step.index, if fact.original.is_none() { " built" } else { "" });
     }
     shown
 }

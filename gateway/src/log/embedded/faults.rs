@@ -31,13 +31,13 @@ fn run(name: &str) -> RunId {
 }
 
 fn fact(body: Body) -> Fact {
-    Fact { at: 1, family: Family::Steps, source: None, step: None, body }
+    Fact { at: 1, family: Family::Steps, source: None, step: None, original: None, body }
 }
 
 fn step(index: i64, bytes: usize) -> Fact {
     let data = Json::built(format!("{{\"n\":{index},\"pad\":\"{}\"}}", "x".repeat(bytes)));
-    let step = Step { id: format!("s:{index}"), index, late: false, data: Some(data) };
-    Fact { step: Some(step), ..fact(Body::StepOnly) }
+    let step = Step { id: format!("s:{index}"), index, late: false };
+    Fact { step: Some(step), original: Some(data), ..fact(Body::StepOnly) }
 }
 
 fn settled() -> Fact {
@@ -324,7 +324,8 @@ async fn a_run_that_the_device_does_not_give_is_an_error_and_the_others_go_on() 
     let device = Device::new();
     let log = open(&device).expect("opens");
     let data = Json::built(format!("{{\"mark\":\"{}\"}}", "BAD".repeat(20_000)));
-    let marked = Fact { step: Some(Step { id: "m".into(), index: 0, late: false, data: Some(data) }), ..fact(Body::StepOnly) };
+    let mark = Some(Step { id: "m".into(), index: 0, late: false });
+    let marked = Fact { step: mark, original: Some(data), ..fact(Body::StepOnly) };
     // So large that no page has events of both.
     keep(&log, &device, "bad", 0, vec![marked, step(1, 60_000), step(2, 60_000)]).await;
     let good = keep(&log, &device, "good", 0, (0..3).map(|index| step(index, 60_000)).collect()).await;
