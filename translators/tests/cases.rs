@@ -15,6 +15,7 @@ use runcast_translators::{
     bridge::{self, Offset, cursor::Part},
     event::{Decoded, Event, Family, RunId, RunStatus, Seq, decode_record, encode_record},
     frame::Context,
+    json::Json,
     nodes,
     position::Position,
     steps::{self, Decoder, Place, RowPlace},
@@ -30,6 +31,56 @@ fn lines_mean_what_the_table_says() {
     let wrong: Vec<_> =
         Case::all("steps").iter().filter_map(|case| differs(&case.name, case.section("events"), &meaning(case))).collect();
     verdict(&wrong);
+}
+
+#[test]
+fn messages_of_a_bridge_mean_what_the_table_says() {
+    let mut wrong = Vec::new();
+    for case in Case::all("bridge") {
+        let (mut decoder, mut out) = (bridge::Decoder::default(), Vec::new());
+        for line in case.section("in").lines() {
+            let place = bridge::Place { sent: line.starts_with("!sent "), at: 0 };
+            let bytes = Bytes::copy_from_slice(line.trim_start_matches("!sent ").as_bytes());
+            let before = out.len();
+            match bridge::Envelope::read(bridge::Codec::Json, &bytes) {
+                Ok(envelope) => decoder.decode(&envelope, place, &mut out),
+                Err(bridge::Malformed) => decoder.malformed(&bytes, place, &mut out),
+            }
+            goes_out_as_it_came(&case, &bytes, &out[before..]);
+        }
+        let shown: Vec<_> = out.iter().map(show::decoded).collect();
+        wrong.extend(differs(&case.name, case.section("events"), &shown.join("\n")));
+    }
+    verdict(&wrong);
+}
+
+/// What came from a bridge leaves as it came, character by character, but for the offset; and in protobuf the same.
+fn goes_out_as_it_came(case: &Case, line: &Bytes, decoded: &[Decoded]) {
+    let facts = decoded.iter().filter_map(|decoded| match decoded {
+        Decoded::Fact(fact) if fact.original.is_some() => Some(fact),
+        _ => None,
+    });
+    for fact in facts {
+        let event = Event { run: run(), seq: SEQ, fact: fact.clone() };
+        let sent = bridge::encode::message(&event, &context()).expect("a message");
+        let of = |bytes: &Bytes| match bridge::Envelope::read(bridge::Codec::Json, bytes).expect("JSON").content {
+            bridge::Content::Message(json) | bridge::Content::Result(json) => json,
+            other => panic!("{}: {other:?}", case.name),
+        };
+        let came = of(line);
+        assert_eq!(came, of(&sent.json), "{}", case.name);
+        match bridge::Envelope::read(bridge::Codec::Proto, &sent.proto).expect("protobuf").content {
+            bridge::Content::Message(proto) => {
+                let payload = |json: &Json| json.raw().get("message").map(schema::as_held);
+                assert_eq!(payload(&came), payload(&proto), "{}", case.name);
+            }
+            bridge::Content::Result(proto) => {
+                let came = Json::built(came.text().replace("\"status\":4", "\"status\":\"RUN_LIFECYCLE_STATUS_ERROR\""));
+                assert_eq!(schema::as_held(came.raw()), schema::as_held(proto.raw()), "{}", case.name);
+            }
+            other => panic!("{}: {other:?}", case.name),
+        }
+    }
 }
 
 #[test]
@@ -153,7 +204,7 @@ fn carries_the_line(case: &Case, decoded: &[Decoded], line: &Bytes) {
         Decoded::Fact(fact) => Some(fact),
         _ => None,
     });
-    for data in facts.filter_map(|fact| fact.step.as_ref()?.data.as_ref()) {
+    for data in facts.filter_map(|fact| fact.original.as_ref()) {
         assert!(line.trim_ascii().ends_with(data.bytes()), "{}: {data:?} is not what came", case.name);
     }
 }

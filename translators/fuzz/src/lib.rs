@@ -8,6 +8,8 @@ mod laws;
 mod lines;
 #[path = "../../tests/support/schema.rs"]
 mod schema;
+#[path = "../../tests/support/sdk.rs"]
+mod sdk;
 #[path = "../../tests/support/seeds.rs"]
 pub mod seeds;
 #[path = "../../tests/support/targets.rs"]
