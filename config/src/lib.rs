@@ -11,4 +11,4 @@ mod settings;
 pub use load::{ConfigError, load, render};
 pub use postgres::Postgres;
 pub use secret::Secret;
-pub use settings::{Auth, Fanout, Ingest, Log, Ndjson, Retention, Server, Settings, Stream, Token, Upstream};
+pub use settings::{Auth, Fanout, Find, Ingest, Log, Ndjson, Retention, Server, Settings, Stream, Token, Upstream};

@@ -90,8 +90,8 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
             Some(_) => {}
         }
     }
-    let (log, ingest, fanout, stream, server) =
-        (&settings.log, &settings.ingest, &settings.fanout, &settings.stream, &settings.server);
+    let (log, ingest, fanout, stream, server, find) =
+        (&settings.log, &settings.ingest, &settings.fanout, &settings.stream, &settings.server, &settings.find);
     let positive = [
         ("server.connections_max", server.connections_max),
         ("server.header_bytes_max", server.header_bytes_max),
@@ -111,6 +111,8 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         ("fanout.pages_max", fanout.pages_max),
         ("fanout.shard_clients_max", fanout.shard_clients_max),
         ("stream.write_bytes_max", stream.write_bytes_max),
+        ("find.asks_max", find.asks_max),
+        ("find.unknown_max", find.unknown_max),
         ("stream.client_message_bytes_max", stream.client_message_bytes_max),
     ];
     if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
@@ -130,6 +132,7 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         ("stream.sse_keepalive_ms", stream.sse_keepalive_ms),
         ("stream.rpc_keepalive_ms", stream.rpc_keepalive_ms),
         ("stream.write_stall_ms", stream.write_stall_ms),
+        ("find.wait_ms", find.wait_ms),
         ("log.retention.sweep_every_ms", log.retention.sweep_every_ms),
         ("server.header_timeout_ms", server.header_timeout_ms),
     ] {

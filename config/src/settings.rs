@@ -16,6 +16,7 @@ pub struct Settings {
     pub ingest: Ingest,
     pub fanout: Fanout,
     pub stream: Stream,
+    pub find: Find,
     pub upstream: Vec<Upstream>,
 }
 
@@ -114,6 +115,16 @@ pub struct Stream {
     pub client_message_bytes_max: usize,
 }
 
+/// How runs are looked for that clients ask for and the log has not.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Find {
+    pub wait_ms: u64,
+    pub asks_max: usize,
+    pub unknown_ms: u64,
+    pub unknown_max: usize,
+}
+
 /// Where runs come from, beside what is sent to `POST /v1/runs/{id}/events`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
@@ -200,6 +211,12 @@ impl Default for Fanout {
             pages_max: 4,
             shard_clients_max: 256,
         }
+    }
+}
+
+impl Default for Find {
+    fn default() -> Self {
+        Self { wait_ms: 10_000, asks_max: 64, unknown_ms: 1_000, unknown_max: 10_000 }
     }
 }
 

@@ -7,6 +7,7 @@ use runcast_config::{Settings, Upstream};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 
 use crate::{
+    control::{Controls, Finder},
     downstream::{Gateway, listen, watch::Drain},
     fanout::Hubs,
     ingest::Ingest,
@@ -46,7 +47,25 @@ impl App {
         let drain = Drain::new(stopped.clone(), Duration::from_millis(settings.server.drain_spread_ms));
         let ingest = Ingest::new(shared.clone(), settings.ingest.clone());
         let hubs = Hubs::new(shared.clone(), settings.fanout.clone(), &settings.stream);
-        let gateway = Gateway::new(shared.clone(), hubs, settings.clone(), drain.clone());
+        let upstreams = Upstreams::default();
+        let mut tasks = JoinSet::new();
+        let mut finders: Vec<Arc<dyn Finder>> = Vec::new();
+        for upstream in settings.upstream.clone() {
+            let (ingest, ingest_settings, upstreams, stop) =
+                (ingest.clone(), settings.ingest.clone(), upstreams.clone(), stopped.clone());
+            match upstream {
+                Upstream::Ndjson(file) => {
+                    tasks.spawn(upstream::ndjson::follow(ingest, ingest_settings, file, upstreams, stop));
+                }
+                Upstream::Postgres(database) => {
+                    let postgres = upstream::postgres::Upstream::new(*database);
+                    finders.push(Arc::new(postgres.finder()));
+                    tasks.spawn(postgres.follow(ingest, ingest_settings, upstreams, stop));
+                }
+            }
+        }
+        let controls = Controls::new(finders, settings.find.clone());
+        let gateway = Gateway::new(shared.clone(), hubs, controls, settings.clone(), drain.clone());
         let routes = gateway.service(upstream::http::routes(
             ingest.clone(),
             settings.ingest.clone(),
@@ -54,9 +73,7 @@ impl App {
             stopped.clone(),
         ));
 
-        let mut tasks = JoinSet::new();
         tasks.spawn(listen::serve(listener, routes, settings.clone(), stopped.clone()));
-        let upstreams = Upstreams::default();
         let admin = health::routes(Admin {
             log: shared,
             render: render.clone(),
@@ -66,18 +83,6 @@ impl App {
         tasks.spawn(serve_admin(admin_listener, admin, stopped.clone(), drain.clone()));
         tasks.spawn(sweep(log.clone(), settings.clone(), stopped.clone()));
         tasks.spawn(metrics::keep_up(render, stopped.clone()));
-        for upstream in settings.upstream.clone() {
-            let (ingest, ingest_settings, upstreams, stop) =
-                (ingest.clone(), settings.ingest.clone(), upstreams.clone(), stopped.clone());
-            match upstream {
-                Upstream::Ndjson(file) => {
-                    tasks.spawn(upstream::ndjson::follow(ingest, ingest_settings, file, upstreams, stop));
-                }
-                Upstream::Postgres(database) => {
-                    tasks.spawn(upstream::postgres::follow(ingest, ingest_settings, *database, upstreams, stop));
-                }
-            }
-        }
         tracing::info!(%address, %admin_address, log = %settings.log.path.display(), "runcast serves");
         Ok(Self { address, admin_address, ingest, log, stop, drain, settings, tasks })
     }

@@ -24,13 +24,18 @@ use axum::{
     routing::get,
 };
 use runcast_config::Settings;
+use runcast_translators::{
+    event::{RunId, RunInfo},
+    goodbye::Goodbye,
+};
 use tower::ServiceExt as _;
 
 use self::{admit::Gate, watch::Drain};
 use crate::{
     answer,
+    control::{Controls, Found},
     fanout::Hubs,
-    log::Log,
+    log::{Log, ReadError},
     ops::metrics::{self, Protocol},
 };
 
@@ -41,15 +46,16 @@ pub struct Gateway(Arc<Shared>);
 struct Shared {
     log: Arc<dyn Log>,
     hubs: Hubs,
+    controls: Controls,
     settings: Arc<Settings>,
     gate: Gate,
     drain: Drain,
 }
 
 impl Gateway {
-    pub fn new(log: Arc<dyn Log>, hubs: Hubs, settings: Arc<Settings>, drain: Drain) -> Self {
+    pub fn new(log: Arc<dyn Log>, hubs: Hubs, controls: Controls, settings: Arc<Settings>, drain: Drain) -> Self {
         let gate = Gate::new(&settings);
-        Self(Arc::new(Shared { log, hubs, settings, gate, drain }))
+        Self(Arc::new(Shared { log, hubs, controls, settings, gate, drain }))
     }
 
     /// The service of the client port. `ingest`: the routes by which runs are sent in.
@@ -81,6 +87,19 @@ impl Gateway {
         &self.0.hubs
     }
 
+    /// What the index knows of a run that a client asks for. One that the log has not is looked for upstream.
+    async fn run(&self, run: &RunId) -> Result<Arc<RunInfo>, NoRun> {
+        if let Some(info) = self.log().info(run).await? {
+            return Ok(info);
+        }
+        match self.0.controls.find(run).await {
+            Found::There => self.log().info(run).await?.ok_or(NoRun::Unknown),
+            Found::Nowhere => Err(NoRun::Unknown),
+            Found::Unavailable => Err(NoRun::Unavailable),
+            Found::Busy => Err(NoRun::Busy),
+        }
+    }
+
     fn settings(&self) -> &Settings {
         &self.0.settings
     }
@@ -91,6 +110,54 @@ impl Gateway {
 
     fn drain(&self) -> Drain {
         self.0.drain.clone()
+    }
+}
+
+/// Why a run cannot be shown.
+#[derive(Debug)]
+enum NoRun {
+    Unknown,
+    /// An upstream that may have it cannot be asked.
+    Unavailable,
+    /// Too many are being looked for.
+    Busy,
+    Log(ReadError),
+}
+
+impl From<ReadError> for NoRun {
+    fn from(error: ReadError) -> Self {
+        Self::Log(error)
+    }
+}
+
+impl NoRun {
+    fn goodbye(&self) -> Goodbye {
+        match self {
+            Self::Unknown => Goodbye::UnknownRun,
+            Self::Unavailable => Goodbye::UpstreamLost,
+            Self::Busy => Goodbye::OverCapacity,
+            Self::Log(error) => {
+                tracing::error!(%error, "a request failed");
+                Goodbye::Internal
+            }
+        }
+    }
+
+    /// The answer where no stream has begun. `unknown`: what the family calls a run that is not there, and its words.
+    fn answer(&self, protocol: Protocol, unknown: (&'static str, &str)) -> Response {
+        let ending = self.goodbye().ending();
+        let (code, message) = match self {
+            Self::Unknown => unknown,
+            Self::Log(error) => return answer::log_failed(error),
+            Self::Unavailable | Self::Busy => (ending.code, ending.close_reason),
+        };
+        metrics::refused(protocol, code);
+        let status = StatusCode::from_u16(ending.http).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = answer::error(status, code, message);
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from_static("1"));
+        }
+        response
     }
 }
 

@@ -7,9 +7,13 @@ mod ids;
 mod lines;
 mod owner;
 mod rows;
+mod sessions;
+mod writer;
 
 pub use lines::{Line, Lines};
-pub use rows::{Ending, Row, RowData, Rows, is_of_rows, open_runs, session_of};
+pub use rows::{Ending, Row, RowData, Rows};
+pub use sessions::{is_of_upstream, open_runs, session_of};
+pub use writer::Writer;
 
 use std::{
     collections::HashMap,
@@ -153,9 +157,9 @@ impl Ingest {
     }
 
     async fn ask<T>(&self, run: &RunId, command: impl Fn(oneshot::Sender<Result<T, Refused>>) -> Command) -> Result<T, Refused> {
-        // The state of a run of rows is elsewhere; here it would even be settled for want of lines.
+        // The state of a run of an upstream is elsewhere; here it would even be settled for want of lines.
         let info = self.0.log.info(run).await.map_err(|error| Refused::Log(error.0))?;
-        if info.is_some_and(|info| info.origin.session.as_deref().is_some_and(is_of_rows)) {
+        if info.is_some_and(|info| info.origin.session.as_deref().is_some_and(is_of_upstream)) {
             return Err(Refused::InUse);
         }
         // An owner may end between being found and being asked: then a new one is asked.

@@ -5,6 +5,7 @@
 pub mod answer;
 pub mod app;
 pub mod cli;
+pub mod control;
 pub mod demo;
 pub mod downstream;
 pub mod fanout;

@@ -87,9 +87,9 @@ async fn feed(batches: &[Vec<i64>], lost: &HashSet<usize>) -> Vec<Arc<Event>> {
         rows.take(batch.iter().copied().map(row).collect(), None, Instant::now()).await.expect("taken");
         rows.take_row(&own_row(if at % 2 == 0 { "running" } else { "pondering" }), 2).await.expect("taken");
     }
-    assert_eq!(open_runs(&world.ingest, "main").await.expect("listed"), [run()]);
+    assert_eq!(open_runs(&world.ingest, &session_of("postgres", "main")).await.expect("listed"), [run()]);
     rows.settle(Ending::Row(&own_row("completed"))).await.expect("settled");
-    assert_eq!(open_runs(&world.ingest, "main").await.expect("listed"), []);
+    assert_eq!(open_runs(&world.ingest, &session_of("postgres", "main")).await.expect("listed"), []);
     let events = world.events().await;
     world.log.close().await;
     events
@@ -157,7 +157,7 @@ async fn a_run_has_one_writer() {
     assert_eq!(old.take(vec![row(5)], None, Instant::now()).await, Err(Refused::NotOwner));
     assert_eq!(world.events().await.len(), 1, "and nothing is there twice");
     let info = world.log.info(&run()).await.expect("readable").expect("a run");
-    assert_eq!((info.origin.customer.as_deref(), info.origin.session.clone()), (Some("c"), Some(session_of("main"))));
+    assert_eq!((info.origin.customer.as_deref(), info.origin.session.clone()), (Some("c"), Some(session_of("postgres", "main"))));
 
     assert!(matches!(Rows::open(&world.ingest, &run(), "other").await, Err(Refused::InUse)), "another database");
     assert!(matches!(world.ingest.attach(&run(), "tests").await, Err(Refused::InUse)), "a sender");

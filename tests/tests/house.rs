@@ -60,7 +60,7 @@ fn rust(files: &[File]) -> impl Iterator<Item = &File> {
 
 /// Rooms of the gateway, and the rooms that each may name beside itself, `ops` and `answer`: those that stand before it
 /// on the way of an event, which for a call is the one it hands on to or reads from.
-const MAY_NAME: [(&str, &[&str]); 7] = [
+const MAY_NAME: [(&str, &[&str]); 8] = [
     ("upstream", &["ingest"]),
     ("ingest", &["log"]),
     ("log", &[]),
@@ -68,10 +68,11 @@ const MAY_NAME: [(&str, &[&str]); 7] = [
     ("downstream", &["fanout", "log"]),
     ("ops", &["log"]),
     ("answer", &["log"]),
+    ("control", &[]),
 ];
 /// They join the rooms, so they may name all of them.
 const JOINERS: [&str; 6] = ["app", "bin", "cli", "demo", "lib", "main"];
-const NEUTRAL: [&str; 2] = ["ops", "answer"];
+const NEUTRAL: [&str; 3] = ["ops", "answer", "control"];
 
 fn arrows_that_point_back(files: &[File]) -> Vec<String> {
     let mut found = Vec::new();

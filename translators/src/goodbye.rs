@@ -29,6 +29,8 @@ pub enum Goodbye {
     Unauthorized,
     Forbidden,
     UnknownRun,
+    /// The log has no such run, and an upstream that may have it cannot be asked.
+    UpstreamLost,
     SlowReader,
     ClientLeft,
 }
@@ -86,7 +88,7 @@ impl RpcCode {
 }
 
 impl Goodbye {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Settled,
         Self::Draining,
         Self::StreamingUnavailable,
@@ -98,6 +100,7 @@ impl Goodbye {
         Self::Unauthorized,
         Self::Forbidden,
         Self::UnknownRun,
+        Self::UpstreamLost,
         Self::SlowReader,
         Self::ClientLeft,
     ];
@@ -168,6 +171,15 @@ impl Goodbye {
             ),
             Self::Forbidden => row(4403, "not allowed for this run", "forbidden", 403, R::PermissionDenied, "forbidden", Never),
             Self::UnknownRun => row(4404, "no such run", "unknown_node", 404, R::NotFound, "unknown_run", Never),
+            Self::UpstreamLost => row(
+                1013,
+                "an upstream that may have this run cannot be asked now: try again later",
+                "upstream_unavailable",
+                503,
+                R::Unavailable,
+                "upstream_lost",
+                WithBackoff,
+            ),
             Self::SlowReader => row(
                 4408,
                 "you did not take data in time: reconnect with your cursor",

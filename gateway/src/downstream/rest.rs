@@ -8,7 +8,7 @@ use runcast_translators::{
 };
 use serde::Deserialize;
 
-use super::Gateway;
+use super::{Gateway, NoRun};
 use crate::{
     answer::{self, Asked, RunPath},
     log::{ReadError, ReadLimit, RunFilter},
@@ -87,10 +87,9 @@ pub(super) fn read_list_cursor(text: &str) -> Option<(i64, u64)> {
 }
 
 async fn run(State(gateway): State<Gateway>, RunPath(run): RunPath) -> Response {
-    match gateway.log().info(&run).await {
-        Ok(Some(info)) => answer::json(StatusCode::OK, info.run_object()),
-        Ok(None) => unknown_run(),
-        Err(error) => answer::log_failed(&error),
+    match gateway.run(&run).await {
+        Ok(info) => answer::json(StatusCode::OK, info.run_object()),
+        Err(error) => error.answer(Protocol::Rest, UNKNOWN),
     }
 }
 
@@ -108,9 +107,8 @@ async fn steps(State(gateway): State<Gateway>, RunPath(run): RunPath, Asked(quer
         Err(error) => return refuse(StatusCode::BAD_REQUEST, "invalid_cursor", &error.to_string()),
     };
     match page(&gateway, &run, place, limit).await {
-        Ok(Some(page)) => answer::json(StatusCode::OK, page),
-        Ok(None) => unknown_run(),
-        Err(error) => answer::log_failed(&error),
+        Ok(page) => answer::json(StatusCode::OK, page),
+        Err(error) => error.answer(Protocol::Rest, UNKNOWN),
     }
 }
 
@@ -159,10 +157,9 @@ impl Place {
     }
 }
 
-async fn page(gateway: &Gateway, run: &RunId, place: Place, limit: usize) -> Result<Option<Vec<u8>>, ReadError> {
-    let (Some(info), Some(context)) = (gateway.log().info(run).await?, gateway.hubs().context(run).await?) else {
-        return Ok(None);
-    };
+async fn page(gateway: &Gateway, run: &RunId, place: Place, limit: usize) -> Result<Vec<u8>, NoRun> {
+    let info = gateway.run(run).await?;
+    let context = gateway.hubs().context(run).await?.ok_or(NoRun::Unknown)?;
     let found = place.find(gateway, &info).await?;
     let mut at = found.seq;
     let mut last = match place {
@@ -197,7 +194,7 @@ async fn page(gateway: &Gateway, run: &RunId, place: Place, limit: usize) -> Res
         out.extend(encode::gap(None, info.last_step_index, GAP_REASON, None));
     }
     out.push(b'}');
-    Ok(Some(out))
+    Ok(out)
 }
 
 /// What a client is told whose place is not there.
@@ -214,9 +211,7 @@ fn bad_limit() -> Response {
     refuse(StatusCode::BAD_REQUEST, "invalid_limit", "limit is a whole number from 1 to 1000")
 }
 
-fn unknown_run() -> Response {
-    refuse(StatusCode::NOT_FOUND, "unknown_run", "there is no such run")
-}
+const UNKNOWN: (&str, &str) = ("unknown_run", "there is no such run");
 
 fn refuse(status: StatusCode, code: &'static str, message: &str) -> Response {
     metrics::refused(Protocol::Rest, code);

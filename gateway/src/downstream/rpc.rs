@@ -14,7 +14,7 @@ use runcast_translators::{
 };
 
 use super::{
-    Gateway,
+    Gateway, NoRun,
     rest::{read_list_cursor, write_list_cursor},
     watch::{Happening, Watch},
 };
@@ -239,7 +239,14 @@ impl Calls {
 
     async fn info(&self, run: &str) -> Result<Arc<RunInfo>, RpcError> {
         let id = RunId::new(run).map_err(|error| self.invalid(format!("run_id: {error}")))?;
-        self.gateway.log().info(&id).await?.ok_or_else(|| self.unknown(run))
+        self.gateway.run(&id).await.map_err(|error| match error {
+            NoRun::Unknown => self.unknown(run),
+            NoRun::Log(error) => error.into(),
+            NoRun::Unavailable | NoRun::Busy => {
+                metrics::refused(self.protocol, error.goodbye().ending().label);
+                error.goodbye().into()
+            }
+        })
     }
 
     fn unknown(&self, run: &str) -> RpcError {

@@ -28,7 +28,7 @@ use runcast_translators::{
 use serde::Deserialize;
 
 use super::{
-    Gateway,
+    Gateway, NoRun,
     handover::Handover,
     raw::{RawSocket, Unwritten},
     watch::{Happening, Start, Watch},
@@ -83,10 +83,12 @@ async fn events(
     if gateway.drain().has_begun() {
         return farewell(encoding, protocol, Goodbye::Draining, gateway.settings().stream.retry_ms);
     }
-    let info = match gateway.log().info(&run).await {
-        Ok(Some(info)) => info,
-        Ok(None) => return refuse(protocol, StatusCode::NOT_FOUND, "unknown_node", "there is no such node"),
-        Err(error) => return answer::log_failed(&error),
+    let info = match gateway.run(&run).await {
+        Ok(info) => info,
+        Err(error @ (NoRun::Unavailable | NoRun::Busy)) => {
+            return farewell(encoding, protocol, error.goodbye(), gateway.settings().stream.retry_ms);
+        }
+        Err(error) => return error.answer(protocol, UNKNOWN),
     };
     let start = position.unwrap_or(Position::START);
     if info.is_settled() && start.seq == info.head {
@@ -95,7 +97,7 @@ async fn events(
     }
     let reader = match gateway.hubs().read(&run, start, true).await {
         Ok(Some(reader)) => reader,
-        Ok(None) => return refuse(protocol, StatusCode::NOT_FOUND, "unknown_node", "there is no such node"),
+        Ok(None) => return NoRun::Unknown.answer(protocol, UNKNOWN),
         Err(error) => return answer::log_failed(&error),
     };
     let mut watch = Watch::new(reader, protocol, gateway.drain(), &gateway.settings().stream);
@@ -352,8 +354,8 @@ fn refuse(protocol: Protocol, status: StatusCode, code: &'static str, message: &
 }
 
 async fn node(State(gateway): State<Gateway>, RunPath(run): RunPath) -> Response {
-    match gateway.log().info(&run).await {
-        Ok(Some(info)) => {
+    match gateway.run(&run).await {
+        Ok(info) => {
             let state = if info.is_settled() { "settled" } else { "live" };
             let mut out = Vec::from(*b"{\"id\":");
             push_string(&mut out, run.as_str());
@@ -367,19 +369,23 @@ async fn node(State(gateway): State<Gateway>, RunPath(run): RunPath) -> Response
             );
             answer::json(StatusCode::OK, out)
         }
-        Ok(None) => refuse(Protocol::Rest, StatusCode::NOT_FOUND, "unknown_node", "there is no such node"),
-        Err(error) => answer::log_failed(&error),
+        Err(error) => error.answer(Protocol::Rest, UNKNOWN),
     }
 }
 
+const UNKNOWN: (&str, &str) = ("unknown_node", "there is no such node");
+
 async fn node_outcome(State(gateway): State<Gateway>, RunPath(run): RunPath) -> Response {
+    if let Err(error) = gateway.run(&run).await {
+        return error.answer(Protocol::Rest, UNKNOWN);
+    }
     match super::rpc::settled(gateway.log(), &run).await {
         Ok(Some((_, Some(event)))) => match &event.fact.body {
             EventBody::Settled(settled) => answer::json(StatusCode::OK, outcome(settled)),
             _ => refuse(Protocol::Rest, StatusCode::CONFLICT, "not_settled", "the node has no outcome yet"),
         },
         Ok(Some((_, None))) => refuse(Protocol::Rest, StatusCode::CONFLICT, "not_settled", "the node has no outcome yet"),
-        Ok(None) => refuse(Protocol::Rest, StatusCode::NOT_FOUND, "unknown_node", "there is no such node"),
+        Ok(None) => NoRun::Unknown.answer(Protocol::Rest, UNKNOWN),
         Err(error) => answer::log_failed(&error),
     }
 }

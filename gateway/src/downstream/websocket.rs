@@ -187,7 +187,7 @@ impl Socket {
             tracing::error!(%error, "a stream cannot begin");
             Goodbye::Internal
         };
-        let info = gateway.log().info(run).await.map_err(internal)?.ok_or(Goodbye::UnknownRun)?;
+        let info = gateway.run(run).await.map_err(|error| error.goodbye())?;
         let found = place.find(gateway, &info).await.map_err(internal)?;
         let position = Position::at(found.seq);
         let reader = gateway.hubs().read(run, position, deltas).await.map_err(internal)?.ok_or(Goodbye::UnknownRun)?;

@@ -4,18 +4,17 @@ use std::{sync::Arc, time::Duration};
 
 use runcast_config::Ingest as IngestSettings;
 use runcast_translators::{
-    event::{Body, Decoded, Event, Fact, Live, NewRun, RunId, RunInfo, Seq, SourceCursor},
-    position::TEXT_MAX,
+    event::{Decoded, Event, Fact, NewRun, RunId, SourceCursor},
     steps::{Decoder, Place},
 };
 use tokio::{
     sync::mpsc,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, timeout_at},
 };
 
-use super::{Command, Hold, Line, LineBatch, Progress, Refused};
+use super::{Command, Hold, Line, LineBatch, Progress, Refused, writer::Writer};
 use crate::{
-    log::{Append, AppendError, LiveItem, Log, ReadLimit},
+    log::{Log, ReadLimit},
     ops::metrics,
 };
 
@@ -41,10 +40,15 @@ pub(super) struct Owner {
 
 struct State {
     session: String,
+    writer: Writer,
+    read: Read,
+    pending: Vec<Fact>,
+}
+
+/// How far the session's lines have been read, and what they meant.
+#[derive(Default)]
+struct Read {
     decoder: Decoder,
-    /// The run as it stands; `None` before its first event.
-    info: Option<RunInfo>,
-    head: Seq,
     /// The line that is expected next.
     cursor: u64,
     /// The last line whose events are all logged.
@@ -58,13 +62,6 @@ struct State {
     skip: usize,
     /// Those events closed the open text: it is not to be shown again while it is re-read.
     mute: bool,
-    /// The last closing event (or where the run began), and how much text was told since.
-    base: Seq,
-    told: u32,
-    pending: Vec<Fact>,
-    /// Text that waits to be told, so that many small deltas become one.
-    text: String,
-    settled: bool,
 }
 
 impl Owner {
@@ -76,7 +73,7 @@ impl Owner {
         self.serve(&mut queue).await;
         // What is still waiting is not taken: whoever sent it must hear so, and ask from where to go on.
         queue.close();
-        let settled = self.state.as_ref().is_some_and(|state| state.settled);
+        let settled = self.state.as_ref().is_some_and(|state| state.writer.is_settled());
         while let Ok(command) = queue.try_recv() {
             if let Command::Lines { hold, batch } = command {
                 if settled {
@@ -93,7 +90,7 @@ impl Owner {
         let mut idle_rounds = 0;
         loop {
             let wait = match &self.state {
-                Some(state) if state.decoder.has_result() => self.settings.result_idle_ms,
+                Some(state) if state.read.decoder.has_result() => self.settings.result_idle_ms,
                 _ => self.settings.owner_idle_ms,
             };
             match timeout_at(last_input + Duration::from_millis(wait), queue.recv()).await {
@@ -108,7 +105,7 @@ impl Owner {
                 Ok(None) => return,
                 Err(_) => {
                     // A source that cannot tell its end has been silent for long after its result.
-                    if self.state.as_ref().is_some_and(|state| state.decoder.has_result()) {
+                    if self.state.as_ref().is_some_and(|state| state.read.decoder.has_result()) {
                         if let Err(error) = self.settle(None).await {
                             tracing::warn!(run = %self.run, %error, "could not settle a silent run");
                         }
@@ -118,7 +115,7 @@ impl Owner {
                     // A connection that is merely silent keeps its owner. Without one, open text lives only here: it is
                     // kept for longer, and after that a sender that returns sends it again.
                     let is_attached = Arc::strong_count(&self.hold) > 1;
-                    let is_open = self.state.as_ref().is_some_and(|state| state.decoder.open_from().is_some());
+                    let is_open = self.state.as_ref().is_some_and(|state| state.read.decoder.open_from().is_some());
                     if !is_attached && (!is_open || idle_rounds > OPEN_TEXT_ROUNDS) {
                         return;
                     }
@@ -153,17 +150,18 @@ impl Owner {
                 let _ = reply.send(answer);
             }
         }
-        self.state.as_ref().is_none_or(|state| state.settled)
+        self.state.as_ref().is_none_or(|state| state.writer.is_settled())
     }
 
     async fn attach(&mut self, session: &str, hold: Hold) -> Result<Progress, Refused> {
         let state = self.rebuild(Some(session)).await?;
-        if state.settled {
+        if state.writer.is_settled() {
             return Err(Refused::Settled);
         }
-        if state.info.is_none() {
+        if state.writer.info().is_none() {
             // Nothing is logged yet: the run belongs to nobody.
             session.clone_into(&mut state.session);
+            state.writer.set_session(session);
         }
         if state.session != session {
             return Err(Refused::InUse);
@@ -178,7 +176,7 @@ impl Owner {
         if state.session != session {
             return Err(Refused::InUse);
         }
-        if !state.settled {
+        if !state.writer.is_settled() {
             self.settle(exit_status).await?;
         }
         self.rebuild(None).await.map(|state| state.progress())
@@ -189,30 +187,23 @@ impl Owner {
         if self.state.is_none() {
             let fault = |error: crate::log::ReadError| Refused::Log(error.0);
             let info = self.log.info(&self.run).await.map_err(fault)?;
-            let mut state = State::new(match (&info, session) {
+            let session = match (&info, session) {
                 (Some(info), _) => info.origin.session.clone().unwrap_or_default(),
                 (None, Some(session)) => session.to_owned(),
                 (None, None) => return Err(Refused::Unknown),
-            });
-            if let Some(info) = info {
-                (state.head, state.base) = (info.first - 1, info.first - 1);
-                loop {
-                    let page = self.log.read(&self.run, state.head, REBUILD).await.map_err(fault)?;
-                    if page.is_empty() {
-                        break;
-                    }
-                    page.iter().for_each(|event| state.fold(event));
-                }
-                state.cursor = state.progress().next_line;
-                state.info = Some(RunInfo::clone(&info));
-            }
-            self.state = Some(state);
+            };
+            let origin = NewRun { agent: self.settings.agent.clone(), customer: None, session: Some(session.clone()) };
+            let mut read = Read::default();
+            let fold = |event: &Event| read.fold(event);
+            let writer = Writer::read(self.log.clone(), &self.run, info.as_deref(), origin, fold).await.map_err(fault)?;
+            read.cursor = read.next_line();
+            self.state = Some(State { session, writer, read, pending: Vec::new() });
         }
         self.state.as_mut().ok_or(Refused::Unknown)
     }
 
     async fn lines(&mut self, batch: LineBatch) -> Result<(), Refused> {
-        if self.rebuild(None).await?.settled {
+        if self.rebuild(None).await?.writer.is_settled() {
             metrics::late_records(batch.lines.len() as u64);
             return Err(Refused::Settled);
         }
@@ -223,22 +214,22 @@ impl Owner {
         let mut repeated = 0;
         for (number, line) in (batch.from..).zip(batch.lines) {
             let Some(state) = &mut self.state else { break };
-            if number < state.cursor {
+            if number < state.read.cursor {
                 repeated += 1;
                 continue;
             }
             let place = Place { session: &session, line: number, at: batch.at };
-            if number > state.cursor {
-                state.decoder.hole(state.cursor, &place, &mut decoded);
-                state.skip = 0;
+            if number > state.read.cursor {
+                state.read.decoder.hole(state.read.cursor, &place, &mut decoded);
+                state.read.skip = 0;
             }
-            state.cursor = number + 1;
+            state.read.cursor = number + 1;
             match line {
-                Line::Whole(line) if state.logged.is_some_and(|logged| number <= logged) => {
-                    state.decoder.decode_again(&line, &place, &mut decoded);
+                Line::Whole(line) if state.read.logged.is_some_and(|logged| number <= logged) => {
+                    state.read.decoder.decode_again(&line, &place, &mut decoded);
                 }
-                Line::Whole(line) => state.decoder.decode(&line, &place, &mut decoded),
-                Line::TooLong { head, bytes } => state.decoder.too_long(&head, bytes, &place, &mut decoded),
+                Line::Whole(line) => state.read.decoder.decode(&line, &place, &mut decoded),
+                Line::TooLong { head, bytes } => state.read.decoder.too_long(&head, bytes, &place, &mut decoded),
             }
             for item in decoded.drain(..) {
                 self.push(item, batch.received).await?;
@@ -246,7 +237,9 @@ impl Owner {
         }
         metrics::records_repeated(repeated);
         self.flush(batch.received).await?;
-        self.tell_text();
+        if let Some(state) = &mut self.state {
+            state.writer.tell_text();
+        }
         Ok(())
     }
 
@@ -254,133 +247,67 @@ impl Owner {
         let Some(state) = &mut self.state else { return Ok(()) };
         match item {
             Decoded::Omitted(kind) => metrics::record_omitted(kind),
-            Decoded::Fact(_) if state.skip > 0 => state.skip -= 1,
+            Decoded::Fact(_) if state.read.skip > 0 => state.read.skip -= 1,
             Decoded::Fact(fact) => {
-                state.mute = false;
+                state.read.mute = false;
                 // Live text before it is told before it.
-                self.tell_text();
-                let Some(state) = &mut self.state else { return Ok(()) };
+                state.writer.tell_text();
                 state.pending.push(fact);
                 if state.pending.len() >= APPEND_MAX {
                     self.flush(received).await?;
                 }
             }
-            Decoded::Live(_) if state.mute => {}
+            Decoded::Live(_) if state.read.mute => {}
             Decoded::Live(live) => {
                 // Live events are told only when everything before them is kept.
                 self.flush(received).await?;
-                let Some(state) = &mut self.state else { return Ok(()) };
-                match live {
-                    Live::Text { text, .. } => state.text.push_str(&text),
-                    Live::Thinking { text } => {
-                        self.tell_text();
-                        self.log.publish_live(&self.run, LiveItem::Thinking { text });
-                    }
-                    Live::Upstream { payload } => {
-                        self.tell_text();
-                        self.log.publish_live(&self.run, LiveItem::Upstream { payload });
-                    }
+                if let Some(state) = &mut self.state {
+                    state.writer.tell(live);
                 }
             }
         }
         Ok(())
     }
 
-    fn tell_text(&mut self) {
-        let Some(state) = &mut self.state else { return };
-        if state.text.is_empty() {
-            return;
-        }
-        let text = std::mem::take(&mut state.text);
-        let start = state.told;
-        state.told = (start + text.chars().count() as u32).min(TEXT_MAX);
-        self.log.publish_live(&self.run, LiveItem::Text { base: state.base, start, text });
-    }
-
     /// Appends what is pending; waits as long as the log cannot write.
     async fn flush(&mut self, received: std::time::Instant) -> Result<(), Refused> {
         let Some(state) = &mut self.state else { return Ok(()) };
         let facts = std::mem::take(&mut state.pending);
-        if facts.is_empty() {
-            return Ok(());
-        }
-        let origin = NewRun { agent: self.settings.agent.clone(), customer: None, session: Some(state.session.clone()) };
-        let mut wait = RETRY_MIN;
-        loop {
-            let append =
-                Append { run: self.run.clone(), expected_head: state.head, facts: facts.clone(), origin: origin.clone() };
-            match self.log.append(append).await {
-                Ok(events) => {
-                    metrics::events_committed(&events, received.elapsed());
-                    events.iter().for_each(|event| state.kept(event, &origin));
-                    return Ok(());
-                }
-                Err(error) if error.is_temporary() => {
-                    sleep(wait).await;
-                    wait = (wait * 2).min(RETRY_MAX);
-                }
-                Err(AppendError::Settled) => {
-                    state.settled = true;
-                    return Err(Refused::Settled);
-                }
-                Err(error) => {
-                    tracing::warn!(run = %self.run, %error, "another writer: the state is read again");
+        match state.writer.append(facts, received).await {
+            Ok(events) => {
+                events.iter().for_each(|event| state.read.note(event));
+                Ok(())
+            }
+            Err(error) => {
+                if error == Refused::NotOwner {
                     self.state = None;
-                    return Err(Refused::NotOwner);
                 }
+                Err(error)
             }
         }
     }
 
     async fn settle(&mut self, exit_status: Option<i32>) -> Result<(), Refused> {
-        let now = crate::now();
         let Some(state) = &mut self.state else { return Err(Refused::Unknown) };
-        if state.info.is_none() {
+        if state.writer.info().is_none() {
             return Err(Refused::Unknown);
         }
-        let mut facts = state.decoder.end(exit_status, now);
-        facts.drain(..state.skip.min(facts.len().saturating_sub(1)));
-        state.skip = 0;
-        if let (Some(Body::Settled(outcome)), Some(info)) = (facts.last_mut().map(|fact| &mut fact.body), &state.info) {
-            let mut run = info.clone();
-            run.head += 1;
-            run.settle(outcome);
-            outcome.run = Some(Box::new(run));
-        }
-        if let Some(step) = facts.last().and_then(|fact| fact.step.as_ref()).map(|step| step.index)
-            && let Some(Body::Settled(outcome)) = facts.last_mut().map(|fact| &mut fact.body)
-            && let Some(run) = &mut outcome.run
-        {
-            run.last_step_index = Some(step);
-        }
-        self.tell_text();
-        let Some(state) = &mut self.state else { return Err(Refused::Unknown) };
+        let mut facts = state.read.decoder.end(exit_status, crate::now());
+        facts.drain(..state.read.skip.min(facts.len().saturating_sub(1)));
+        state.read.skip = 0;
+        state.writer.tell_text();
         state.pending.extend(facts);
         self.flush(std::time::Instant::now()).await
     }
 }
 
 impl State {
-    fn new(session: String) -> Self {
-        Self {
-            session,
-            decoder: Decoder::default(),
-            info: None,
-            head: 0,
-            cursor: 0,
-            logged: None,
-            open_from: None,
-            half: Vec::new(),
-            skip: 0,
-            mute: false,
-            base: 0,
-            told: 0,
-            pending: Vec::new(),
-            text: String::new(),
-            settled: false,
-        }
+    fn progress(&self) -> Progress {
+        Progress { session: self.session.clone(), next_line: self.read.next_line() }
     }
+}
 
+impl Read {
     /// Takes in an event that the log already has.
     fn fold(&mut self, event: &Event) {
         self.note(event);
@@ -394,34 +321,18 @@ impl State {
         self.skip = self.half.len();
     }
 
-    /// Takes in an event that was decoded here and is kept now.
-    fn kept(&mut self, event: &Event, origin: &NewRun) {
-        if self.info.is_none() {
-            // A run that was removed and comes again is numbered on: its text is newer than any before.
-            self.base = event.seq - 1;
-        }
-        self.info.get_or_insert_with(|| RunInfo::new(event.run.clone(), origin.clone(), event.fact.at)).apply(event);
-        self.note(event);
-    }
-
     fn note(&mut self, event: &Event) {
-        self.head = event.seq;
         if let Some(SourceCursor::Line { line, open_from, .. }) = &event.fact.source {
             (self.logged, self.open_from) = (Some(*line), *open_from);
         }
-        if event.fact.body.closes_text() {
-            (self.base, self.told) = (event.seq, 0);
-        }
-        self.settled |= matches!(event.fact.body, Body::Settled(_));
     }
 
-    /// What of the input is safe: lines before `next_line` need never be sent again.
-    fn progress(&self) -> Progress {
-        let next_line = match (self.open_from, self.logged) {
+    /// What of the input is safe: lines before it need never be sent again.
+    fn next_line(&self) -> u64 {
+        match (self.open_from, self.logged) {
             (Some(open), _) => open,
             (None, Some(logged)) => logged + 1,
             (None, None) => 0,
-        };
-        Progress { session: self.session.clone(), next_line }
+        }
     }
 }

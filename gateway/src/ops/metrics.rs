@@ -106,6 +106,7 @@ fn describe() {
         "runcast_upstreams_polled",
         "Configured upstreams whose notifications do not come through, so that they are polled, by kind."
     );
+    describe_counter!("runcast_run_finds_total", "Runs that clients asked for and upstreams were asked for, by what came of it.");
     describe_counter!("runcast_notifications_total", "Notifications of databases, by what they told.");
     describe_counter!("runcast_runs_settled_total", "Runs that ended, by status.");
     describe_gauge!("runcast_log_runs", "Runs in the log.");
@@ -234,6 +235,25 @@ pub fn hub_closed() {
 /// `change` is how many events more a ring holds.
 pub fn ring_changed(change: i64) {
     gauge!("runcast_ring_events").increment(change as f64);
+}
+
+/// What came of asking the upstreams for a run that the log has not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FindResult {
+    Found,
+    Nowhere,
+    Unavailable,
+    Busy,
+}
+
+pub fn run_looked_for(result: FindResult) {
+    let result = match result {
+        FindResult::Found => "found",
+        FindResult::Nowhere => "nowhere",
+        FindResult::Unavailable => "unavailable",
+        FindResult::Busy => "busy",
+    };
+    counter!("runcast_run_finds_total", "result" => result).increment(1);
 }
 
 /// An upstream that is lost, until this is dropped. `kind` is that of the configuration.

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use crate::{
     answer::{self, Asked, RunPath},
-    ingest::{Feed, Ingest, Line, LineBatch, Lines, Progress, Refused, is_of_rows},
+    ingest::{Feed, Ingest, Line, LineBatch, Lines, Progress, Refused, is_of_upstream},
     ops::metrics::{self, Protocol},
 };
 
@@ -154,7 +154,10 @@ async fn end(State(door): State<Door>, RunPath(run): RunPath, body: Result<Bytes
 }
 
 fn is_session(session: &str) -> bool {
-    !session.is_empty() && session.len() <= SESSION_BYTES_MAX && !session.chars().any(char::is_control) && !is_of_rows(session)
+    !session.is_empty()
+        && session.len() <= SESSION_BYTES_MAX
+        && !session.chars().any(char::is_control)
+        && !is_of_upstream(session)
 }
 
 fn refuse(status: StatusCode, code: &'static str, message: &str) -> Response {

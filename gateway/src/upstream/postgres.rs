@@ -14,7 +14,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use async_trait::async_trait;
 use runcast_config::{Ingest as IngestSettings, Postgres as Settings};
+use runcast_translators::event::RunId;
 use tokio::{sync::watch, time::sleep};
 
 pub use self::connect::Lost;
@@ -26,6 +28,7 @@ use self::{
     wakeups::{Look, Wakeups},
 };
 use crate::{
+    control::Finder,
     ingest::{self, Ingest},
     ops::{
         health::Upstreams,
@@ -44,26 +47,55 @@ pub async fn check(settings: &Settings, ingest: &IngestSettings) -> Result<(), L
     Queries::new(settings, ingest.line_bytes_max, ingest.batch_bytes_max).check(&door, &client).await
 }
 
-/// Follows the runs of one database until `stop`.
-pub async fn follow(
-    ingest: Ingest,
-    ingest_settings: IngestSettings,
+/// One database.
+pub struct Upstream {
     settings: Settings,
-    health: Upstreams,
-    mut stop: watch::Receiver<bool>,
-) {
-    tokio::select! {
-        () = retry(ingest, ingest_settings, settings, health) => {}
-        // Reads that are under way are let go: the log says how far they came.
-        () = crate::stopped(&mut stop) => {}
+    wakeups: Arc<Wakeups>,
+}
+
+/// Asks a database for runs that its list does not name, those that were over long ago.
+pub struct Asking(Arc<Wakeups>);
+
+#[async_trait]
+impl Finder for Asking {
+    async fn find(&self, run: &RunId) -> Result<bool, String> {
+        // It was lost while it was asked.
+        self.0.ask(run)?.await.unwrap_or_else(|_| Err("the database was lost".into()))
     }
 }
 
-async fn retry(ingest: Ingest, ingest_settings: IngestSettings, settings: Settings, health: Upstreams) {
+impl Upstream {
+    pub fn new(settings: Settings) -> Self {
+        let wakeups = Arc::new(Wakeups::new(settings.dirty_max));
+        Self { settings, wakeups }
+    }
+
+    pub fn finder(&self) -> Asking {
+        Asking(self.wakeups.clone())
+    }
+
+    /// Follows the runs of the database until `stop`.
+    pub async fn follow(
+        self,
+        ingest: Ingest,
+        ingest_settings: IngestSettings,
+        health: Upstreams,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        tokio::select! {
+            () = retry(ingest, ingest_settings, self, health) => {}
+            // Reads that are under way are let go: the log says how far they came.
+            () = crate::stopped(&mut stop) => {}
+        }
+    }
+}
+
+async fn retry(ingest: Ingest, ingest_settings: IngestSettings, upstream: Upstream, health: Upstreams) {
+    let Upstream { settings, wakeups } = upstream;
     let name = format!("postgres {}", settings.name);
-    let (mut runs, wakeups) = (Runs::default(), Arc::new(Wakeups::new(settings.dirty_max)));
+    let mut runs = Runs::default();
     // Runs that were over while we were away: the list may not name them any more.
-    match ingest::open_runs(&ingest, &settings.name).await {
+    match ingest::open_runs(&ingest, &ingest::session_of("postgres", &settings.name)).await {
         Ok(open) => open.into_iter().for_each(|run| wakeups.add(run, Look::ALL)),
         Err(error) => tracing::warn!(name, %error, "cannot tell which runs of a database were being read"),
     }

@@ -81,6 +81,11 @@ impl Run {
         Ok(Self { id, rows, row: None, quiet_since: None, last_step: Instant::now() })
     }
 
+    /// Whether the log has anything of it.
+    pub fn is_logged(&self) -> bool {
+        self.rows.is_logged()
+    }
+
     pub fn is_settled(&self) -> bool {
         self.rows.is_settled()
     }

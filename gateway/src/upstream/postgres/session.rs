@@ -98,6 +98,7 @@ impl<'a> Session<'a> {
     async fn serve(&mut self, hears: bool) -> Result<std::convert::Infallible, Lost> {
         let all_every = Duration::from_millis(self.settings.reconcile_ms);
         let poll_every = Duration::from_millis(if hears { self.settings.reconcile_ms } else { self.settings.poll_ms });
+        self.wakeups.set_reached(true);
         // Whatever was told while nobody listened is found now.
         self.look_at_all(Look::ALL).await?;
         let mut looked_at_all = Instant::now();
@@ -180,8 +181,14 @@ impl<'a> Session<'a> {
             }
             let followed = self.runs.at_rest.remove(&id);
             if followed.is_none() {
+                if self.wakeups.is_asked(&id) {
+                    // The log has it no more, or it would not be asked for.
+                    self.runs.over.remove(&id);
+                }
                 let is_closed = self.runs.over.contains(&id) || self.runs.foreign.contains(&id);
-                if is_closed || self.runs.at_rest.len() + self.at_work.len() >= self.settings.runs_max {
+                let is_full = self.runs.at_rest.len() + self.at_work.len() >= self.settings.runs_max;
+                if is_closed || is_full {
+                    self.wakeups.answer(&id, &if is_full { Err("too many runs are followed".into()) } else { Ok(false) });
                     continue;
                 }
             }
@@ -195,6 +202,14 @@ impl<'a> Session<'a> {
     fn finish(&mut self, read: Read) -> Result<(), Lost> {
         let Read { id, run, result } = read;
         let again = self.at_work.remove(&id).flatten();
+        match &result {
+            Ok(_) if run.as_ref().is_some_and(Run::is_logged) => self.wakeups.answer(&id, &Ok(true)),
+            Ok(Next::Nothing) => self.wakeups.answer(&id, &Ok(false)),
+            // It is looked at again.
+            Ok(_) | Err(Stuck::Refused(Refused::NotOwner)) => {}
+            Err(Stuck::Refused(Refused::Settled | Refused::InUse)) => self.wakeups.answer(&id, &Ok(true)),
+            Err(error) => self.wakeups.answer(&id, &Err(error.to_string())),
+        }
         match result {
             Ok(next) => {
                 let is_last = self.runs.over.contains(&id);
@@ -232,6 +247,7 @@ impl<'a> Session<'a> {
 impl Drop for Session<'_> {
     /// Runs whose reads are let go are opened again from the log: the list may not name them any more.
     fn drop(&mut self) {
+        self.wakeups.set_reached(false);
         self.at_work.drain().for_each(|(id, _)| self.wakeups.add(id, Look::ALL));
     }
 }

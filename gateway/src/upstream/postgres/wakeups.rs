@@ -7,7 +7,7 @@ use std::{
 
 use runcast_translators::event::RunId;
 use serde::Deserialize;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use crate::ops::metrics::{self, Heard};
 
@@ -46,6 +46,10 @@ struct State {
     has_overflowed: bool,
     /// What our own notification says, until it is heard.
     probe: Option<String>,
+    /// Whether runs are read at present.
+    is_reached: bool,
+    /// Who waits for a run that the log has not: whether the database has it, or why that cannot be told.
+    asked: HashMap<RunId, Vec<oneshot::Sender<Result<bool, String>>>>,
 }
 
 /// The JSON of a notification.
@@ -92,6 +96,42 @@ impl Wakeups {
     pub fn add(&self, run: RunId, look: Look) {
         self.state().add(run, look);
         self.changed.notify_one();
+    }
+
+    /// Adds a run that a client asks for; the answer tells whether the log has it now.
+    pub fn ask(&self, run: &RunId) -> Result<oneshot::Receiver<Result<bool, String>>, String> {
+        let mut state = self.state();
+        if !state.is_reached {
+            return Err("the database is lost and tried again".into());
+        }
+        let (tell, answer) = oneshot::channel();
+        let waiting = state.asked.entry(run.clone()).or_default();
+        waiting.retain(|tell| !tell.is_closed());
+        waiting.push(tell);
+        state.add(run.clone(), Look::ALL);
+        drop(state);
+        self.changed.notify_one();
+        Ok(answer)
+    }
+
+    pub fn is_asked(&self, run: &RunId) -> bool {
+        self.state().asked.contains_key(run)
+    }
+
+    /// Tells those who asked for a run.
+    pub fn answer(&self, run: &RunId, answer: &Result<bool, String>) {
+        let waiting = self.state().asked.remove(run).unwrap_or_default();
+        // Whoever has left does not hear it.
+        waiting.into_iter().for_each(|tell| drop(tell.send(answer.clone())));
+    }
+
+    /// From now on runs are read, or not; then nobody waits in vain.
+    pub fn set_reached(&self, is_reached: bool) {
+        let mut state = self.state();
+        state.is_reached = is_reached;
+        if !is_reached {
+            state.asked.clear();
+        }
     }
 
     /// The run that has waited for longest.
