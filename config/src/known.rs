@@ -2,7 +2,7 @@
 
 use toml::Value;
 
-use crate::{ConfigError, Postgres, Secret, Settings, Token, settings::Ndjson};
+use crate::{Bridge, ConfigError, Postgres, Secret, Settings, Token, settings::Ndjson};
 
 /// A value that has every key there is.
 fn example() -> Value {
@@ -18,6 +18,11 @@ fn example() -> Value {
         url_file: Some(Default::default()),
         ca_file: Some(Default::default()),
         ..Postgres::default()
+    })));
+    settings.upstream.push(crate::Upstream::Bridge(Box::new(Bridge {
+        token: Some(Secret::default()),
+        token_file: Some(Default::default()),
+        ..Bridge::default()
     })));
     Value::try_from(settings).unwrap_or_else(|error| unreachable!("settings are plain data: {error}"))
 }

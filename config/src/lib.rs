@@ -2,12 +2,14 @@
 //!
 //! Everything is checked before a port is bound; a key that nobody knows is refused by name with the nearest known one.
 
+mod bridge;
 mod known;
 mod load;
 mod postgres;
 mod secret;
 mod settings;
 
+pub use bridge::{Bridge, BridgeProtocol};
 pub use load::{ConfigError, load, render};
 pub use postgres::Postgres;
 pub use secret::Secret;

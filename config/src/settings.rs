@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Postgres, Secret};
+use crate::{Bridge, Postgres, Secret};
 
 /// All settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -131,6 +131,7 @@ pub struct Find {
 pub enum Upstream {
     Ndjson(Ndjson),
     Postgres(Box<Postgres>),
+    Bridge(Box<Bridge>),
 }
 
 /// A file of Claude Code's stream-json lines.
