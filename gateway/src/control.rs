@@ -2,6 +2,11 @@
 //!
 //! Downstream knows what can be asked, upstreams answer it, and neither knows the other.
 
+mod bridge;
+pub mod sdk;
+
+pub use bridge::{Answers, Bridge, Call, Detail, Failure, LiveUpdate, Sent};
+
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -49,6 +54,8 @@ pub struct Controls(Arc<Shared>);
 
 struct Shared {
     finders: Vec<Arc<dyn Finder>>,
+    /// By the sessions of their runs.
+    bridges: Vec<(String, Arc<dyn Bridge>)>,
     settings: Find,
     state: Mutex<State>,
 }
@@ -64,7 +71,26 @@ struct State {
 
 impl Controls {
     pub fn new(finders: Vec<Arc<dyn Finder>>, settings: Find) -> Self {
-        Self(Arc::new(Shared { finders, settings, state: Mutex::default() }))
+        Self(Arc::new(Shared { finders, bridges: Vec::new(), settings, state: Mutex::default() }))
+    }
+
+    /// With bridges that clients are passed through to, each with the session of its runs. To be said before others
+    /// share these controls.
+    pub fn with_bridges(mut self, bridges: Vec<(String, Arc<dyn Bridge>)>) -> Self {
+        if let Some(shared) = Arc::get_mut(&mut self.0) {
+            shared.bridges = bridges;
+        }
+        self
+    }
+
+    /// The bridge that calls of clients go to, when there is one.
+    pub fn bridge(&self) -> Option<&Arc<dyn Bridge>> {
+        self.0.bridges.first().map(|(_, bridge)| bridge)
+    }
+
+    /// The bridge that a run came from.
+    pub fn bridge_of(&self, session: &str) -> Option<&Arc<dyn Bridge>> {
+        self.0.bridges.iter().find(|(own, _)| own == session).map(|(_, bridge)| bridge)
     }
 
     /// Looks for a run that the log has not, in all upstreams at once.

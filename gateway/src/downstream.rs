@@ -6,6 +6,7 @@ pub mod cors;
 pub mod grpc;
 pub mod handover;
 pub mod listen;
+pub mod passthrough;
 pub mod raw;
 pub mod rest;
 pub mod rpc;
@@ -70,9 +71,10 @@ impl Gateway {
         let rest = rest.route_layer(from_fn_with_state(self.clone(), require_token));
         let grpc = grpc::service(self);
         let connect = connect::service(self);
+        let passthrough = passthrough::Passthrough::new(self);
         let rpc = move |request: Request| {
-            let (grpc, connect) = (grpc.clone(), connect.clone());
-            async move { serve_rpc(request, grpc, connect).await }
+            let (grpc, connect, passthrough) = (grpc.clone(), connect.clone(), passthrough.clone());
+            async move { serve_rpc(request, grpc, connect, passthrough).await }
         };
         // Whoever speaks to no route of ours may speak sdk.v1: its paths are names of services.
         let known = streams.merge(rest).method_not_allowed_fallback(wrong_method).fallback(rpc);
@@ -98,6 +100,10 @@ impl Gateway {
             Found::Unavailable => Err(NoRun::Unavailable),
             Found::Busy => Err(NoRun::Busy),
         }
+    }
+
+    fn controls(&self) -> &Controls {
+        &self.0.controls
     }
 
     fn settings(&self) -> &Settings {
@@ -166,11 +172,11 @@ async fn wrong_method() -> Response {
     answer::error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this route does not take this method")
 }
 
-async fn serve_rpc(request: Request, grpc: Router, connect: Router) -> Response {
+async fn serve_rpc(request: Request, grpc: Router, connect: Router, passthrough: passthrough::Passthrough) -> Response {
     let is_grpc =
         request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
-    if let Some(answer) = rpc::refuse_unserved(request.uri().path(), request.headers(), is_grpc) {
-        return answer;
+    if let Some(method) = rpc::unserved(request.uri().path()).map(str::to_owned) {
+        return passthrough.serve(&method, request, is_grpc).await;
     }
     if is_grpc {
         return grpc.oneshot(request).await.into_response();

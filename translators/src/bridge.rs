@@ -1,5 +1,6 @@
 //! The room of `sdk.v1`: gRPC, gRPC-Web and Connect (contracts/sdk-v1.md).
 
+pub mod calls;
 pub mod cursor;
 pub mod decode;
 pub mod encode;

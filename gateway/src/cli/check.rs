@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use runcast_config::{Settings, Upstream};
 
 use super::{ConfigArgs, EXIT_CONFIG, fail};
-use crate::upstream::postgres;
+use crate::upstream::{bridge, postgres};
 
 /// The exit status for an upstream that cannot be read, as sysexits has it for a service that is not available.
 const EXIT_UPSTREAM: u8 = 69;
@@ -37,10 +37,18 @@ impl Check {
 async fn upstreams(settings: &Settings) -> Vec<String> {
     let mut wrong = Vec::new();
     for upstream in &settings.upstream {
-        if let Upstream::Postgres(database) = upstream
-            && let Err(error) = postgres::check(database, &settings.ingest).await
-        {
-            wrong.push(format!("upstream {}: {error}", database.name));
+        match upstream {
+            Upstream::Postgres(database) => {
+                if let Err(error) = postgres::check(database, &settings.ingest).await {
+                    wrong.push(format!("upstream {}: {error}", database.name));
+                }
+            }
+            Upstream::Bridge(settings) => {
+                if let Err(error) = bridge::check(settings).await {
+                    wrong.push(format!("upstream {}: {error}", settings.name));
+                }
+            }
+            Upstream::Ndjson(_) => {}
         }
     }
     wrong

@@ -66,6 +66,7 @@ pub(super) const RESULT: &[Entry] = &[
     entry(5, "result", Of::Message(RUN)),
 ];
 
+pub(super) const AGENT: &[Entry] = &[entry(1, "agentId", Of::Text)];
 pub(super) const DONE: &[Entry] = &[entry(1, "agentId", Of::Text), entry(2, "runId", Of::Text)];
 
 /// Why bytes are no such message.
