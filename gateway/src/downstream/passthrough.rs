@@ -294,7 +294,7 @@ fn read_request(headers: &HeaderMap, body: Bytes, is_stream: bool, bytes_max: us
     let invalid = |message: &str| RpcError::new(RpcCode::InvalidArgument, message, None);
     let mut frames = Frames::new(bytes_max);
     frames.push(&body);
-    let Some(Frame::Whole { flags, message }) = frames.next() else {
+    let Some(Frame::Whole { flags, message }) = frames.take() else {
         return Err(invalid("the request has no whole message"));
     };
     if frames.is_torn() || flags & END != 0 {

@@ -52,7 +52,7 @@ impl Frames {
     }
 
     /// The next frame that is there. To be called until there is none before more is pushed.
-    pub fn next(&mut self) -> Option<Frame> {
+    pub fn take(&mut self) -> Option<Frame> {
         let head = self.buffer.get(..HEAD)?;
         let flags = head[0];
         let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
@@ -100,7 +100,7 @@ mod tests {
             let (mut frames, mut seen) = (Frames::new(10), Vec::new());
             for piece in stream.chunks(piece) {
                 frames.push(piece);
-                while let Some(frame) = frames.next() {
+                while let Some(frame) = frames.take() {
                     seen.push(frame);
                 }
             }

@@ -272,7 +272,7 @@ pub fn frames(bytes: &[u8]) {
         let (mut frames, mut out) = (Frames::new(limit), Vec::new());
         for piece in pieces {
             frames.push(piece);
-            out.extend(std::iter::from_fn(|| frames.next()));
+            out.extend(std::iter::from_fn(|| frames.take()));
         }
         (out, frames.is_torn())
     };

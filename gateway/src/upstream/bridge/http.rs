@@ -215,7 +215,7 @@ impl Messages {
 
     fn take_frames(&mut self) {
         while self.end.is_none()
-            && let Some(frame) = self.frames.next()
+            && let Some(frame) = self.frames.take()
         {
             let (flags, said) = match frame {
                 Frame::Whole { flags, message } => (flags, Said::Message(message)),
