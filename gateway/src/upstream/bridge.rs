@@ -26,7 +26,7 @@ use runcast_translators::event::RunId;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
-    time::{MissedTickBehavior, interval},
+    time::{MissedTickBehavior, interval, timeout},
 };
 
 use self::{client::Client, reach::Reach};
@@ -35,6 +35,9 @@ use crate::{
     ingest::{self, Ingest},
     ops::health::Upstreams,
 };
+
+/// How long a run that is over may take to be read whole before what is there is shown.
+const WHOLE: Duration = Duration::from_secs(2);
 
 /// Calls the bridge once; the error says what to change.
 pub async fn check(settings: &Settings) -> Result<(), String> {
@@ -67,10 +70,19 @@ struct Shared {
     state: Mutex<State>,
 }
 
+/// What the log has of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Kept {
+    #[default]
+    Nothing,
+    Something,
+    All,
+}
+
 #[derive(Default)]
 struct State {
-    /// Runs that are being read, each with whether the log has something of it.
-    following: HashMap<RunId, watch::Receiver<bool>>,
+    /// Runs that are being read, and how far.
+    following: HashMap<RunId, watch::Receiver<Kept>>,
     /// Agents for which a turn is being sent, and how many.
     sending: HashMap<String, usize>,
 }
@@ -206,13 +218,13 @@ impl Finder for Asking {
     async fn find(&self, run: &RunId) -> Result<bool, String> {
         let shared = &self.0;
         let known = shared.state().following.get(run).cloned();
-        let mut logged = match known {
-            Some(logged) => logged,
+        let (mut kept, is_over) = match known {
+            Some(kept) => (kept, false),
             None => match shared.client.get_run(run).await {
                 Ok(None) => return Ok(false),
                 Ok(Some(snapshot)) => {
                     shared.reach.back();
-                    shared.begin(run, &snapshot.agent())?
+                    (shared.begin(run, &snapshot.agent())?, snapshot.is_terminal())
                 }
                 Err(failure) => {
                     if failure.is_lost {
@@ -222,14 +234,19 @@ impl Finder for Asking {
                 }
             },
         };
-        logged.wait_for(|logged| *logged).await.map(|_| true).map_err(|_| "the run cannot be read".to_owned())
+        if is_over {
+            // Whoever asks for a run that is over does not want to hear that it goes on; but a long one is shown as it comes.
+            let _ = timeout(WHOLE, kept.wait_for(|kept| *kept == Kept::All)).await;
+        }
+        let has_some = kept.wait_for(|kept| *kept > Kept::Nothing).await.is_ok();
+        if has_some { Ok(true) } else { Err("the run cannot be read".into()) }
     }
 }
 
 impl Shared {
-    /// Begins to follow a run, unless it is followed; gives whether the log has something of it.
-    fn begin(self: &Arc<Self>, run: &RunId, agent: &str) -> Result<watch::Receiver<bool>, String> {
-        let (tell, logged) = watch::channel(false);
+    /// Begins to follow a run, unless it is followed; gives what the log has of it.
+    fn begin(self: &Arc<Self>, run: &RunId, agent: &str) -> Result<watch::Receiver<Kept>, String> {
+        let (tell, kept) = watch::channel(Kept::Nothing);
         {
             let mut state = self.state();
             if let Some(known) = state.following.get(run) {
@@ -238,7 +255,7 @@ impl Shared {
             if state.following.len() >= self.settings.runs_max {
                 return Err("too many runs are followed: upstream.runs_max".into());
             }
-            state.following.insert(run.clone(), logged.clone());
+            state.following.insert(run.clone(), kept.clone());
         }
         let mark = Mark { shared: self.clone(), what: Marked::Following(run.clone()) };
         let (shared, run, agent) = (self.clone(), run.clone(), agent.to_owned());
@@ -247,12 +264,12 @@ impl Shared {
             drop(mark);
         };
         self.jobs.try_send(job.boxed()).map_err(|_| "too many runs are begun at once".to_owned())?;
-        Ok(logged)
+        Ok(kept)
     }
 
     /// Marks a run as followed by another stream than one of ObserveRun.
-    fn following(self: &Arc<Self>, run: &RunId, logged: &watch::Sender<bool>) -> Mark {
-        self.state().following.insert(run.clone(), logged.subscribe());
+    fn following(self: &Arc<Self>, run: &RunId, kept: &watch::Sender<Kept>) -> Mark {
+        self.state().following.insert(run.clone(), kept.subscribe());
         Mark { shared: self.clone(), what: Marked::Following(run.clone()) }
     }
 

@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{
-    Shared,
+    Kept, Shared,
     http::{Messages, Said},
     run::{Batch, Resume, Run},
 };
@@ -58,9 +58,8 @@ enum Ended {
     Broken(Failure),
 }
 
-/// Follows a run until it is settled. `run`: what another stream has read of it so far. `logged` is told when the log has
-/// something of it.
-pub(super) async fn follow(shared: Arc<Shared>, id: RunId, mut run: Option<Run>, agent: String, logged: watch::Sender<bool>) {
+/// Follows a run until it is settled. `run`: what another stream has read of it so far. `kept` is told what the log has.
+pub(super) async fn follow(shared: Arc<Shared>, id: RunId, mut run: Option<Run>, agent: String, kept: watch::Sender<Kept>) {
     let (mut wait, mut vain, mut has_said_gone) = (RETRY_MIN, 0, false);
     loop {
         let result = async {
@@ -68,9 +67,9 @@ pub(super) async fn follow(shared: Arc<Shared>, id: RunId, mut run: Option<Run>,
                 Some(run) => run,
                 None => run.insert(Run::open(&shared.ingest, &id, &agent, &shared.session).await?),
             };
-            logged.send_if_modified(|is| !std::mem::replace(is, run.is_logged()) && *is);
+            kept.send_replace(run.kept());
             let head = run.head();
-            let result = once(&shared, run, &logged, &mut vain).await;
+            let result = once(&shared, run, &kept, &mut vain).await;
             if run.head() > head {
                 wait = RETRY_MIN;
             }
@@ -109,7 +108,7 @@ pub(super) async fn follow(shared: Arc<Shared>, id: RunId, mut run: Option<Run>,
 }
 
 /// Asks for the run, and reads one stream of it. True when it is settled; false when it is to be asked again at once.
-async fn once(shared: &Shared, run: &mut Run, logged: &watch::Sender<bool>, vain: &mut u32) -> Result<bool, Stuck> {
+async fn once(shared: &Shared, run: &mut Run, kept: &watch::Sender<Kept>, vain: &mut u32) -> Result<bool, Stuck> {
     // Only then does the bridge show the run from its store: else it may share a queue with whoever has sent it.
     let snapshot = ask(shared, run).await?;
     run.set_agent(&snapshot.agent());
@@ -121,7 +120,7 @@ async fn once(shared: &Shared, run: &mut Run, logged: &watch::Sender<bool>, vain
     };
     let head = run.head();
     let ended = match shared.client.observe(run.id(), after.as_deref()).await {
-        Ok(mut messages) => read(shared, run, &mut messages, logged).await?,
+        Ok(mut messages) => read(shared, run, &mut messages, kept).await?,
         Err(failure) => Ended::of(failure, after.is_some()),
     };
     let has_moved = run.head() > head;
@@ -140,7 +139,8 @@ async fn once(shared: &Shared, run: &mut Run, logged: &watch::Sender<bool>, vain
     if !snapshot.is_terminal() {
         *vain = 0;
         return match failure {
-            Some(failure) => Err(failure.into()),
+            // The bridge itself has just answered.
+            Some(failure) => Err(Failure { is_lost: false, ..failure }.into()),
             // It was asked as if it were over, and is not.
             None => Err(Failure::new(RpcCode::Unknown, "the stream has ended before the run").into()),
         };
@@ -159,6 +159,7 @@ async fn once(shared: &Shared, run: &mut Run, logged: &watch::Sender<bool>, vain
         return Err(failure.into());
     }
     run.settle(&snapshot).await?;
+    kept.send_replace(run.kept());
     Ok(true)
 }
 
@@ -169,7 +170,7 @@ async fn ask(shared: &Shared, run: &Run) -> Result<Snapshot, Stuck> {
 }
 
 /// Reads a stream to its end, or until the run is over and the stream does not say so.
-async fn read(shared: &Shared, run: &mut Run, messages: &mut Messages, logged: &watch::Sender<bool>) -> Result<Ended, Stuck> {
+async fn read(shared: &Shared, run: &mut Run, messages: &mut Messages, kept: &watch::Sender<Kept>) -> Result<Ended, Stuck> {
     let (poll, silence) = (Duration::from_millis(shared.settings.poll_ms), Duration::from_millis(shared.settings.silence_ms));
     let resumed = matches!(run.resume(), Resume::After(_));
     let (mut heard, mut batch, mut is_first) = (Instant::now(), Batch::default(), true);
@@ -198,9 +199,7 @@ async fn read(shared: &Shared, run: &mut Run, messages: &mut Messages, logged: &
             next = if count < BATCH { messages.next_here() } else { None };
         }
         run.keep(&mut batch).await?;
-        if run.is_logged() {
-            logged.send_if_modified(|is| !std::mem::replace(is, true));
-        }
+        kept.send_replace(run.kept());
         if run.is_settled() {
             return Ok(Ended::Settled);
         }

@@ -11,7 +11,7 @@ use runcast_translators::{
     event::{Body, Decoded, Fact, NewRun, RunId, SourceCursor},
 };
 
-use super::{http::Said, replay::Replay};
+use super::{Kept, http::Said, replay::Replay};
 use crate::{
     ingest::{Ingest, Refused, Writer},
     ops::metrics,
@@ -81,6 +81,15 @@ impl Run {
 
     pub fn is_logged(&self) -> bool {
         self.writer.info().is_some()
+    }
+
+    /// What the log has of it.
+    pub fn kept(&self) -> Kept {
+        match (self.is_settled(), self.is_logged()) {
+            (true, _) => Kept::All,
+            (false, true) => Kept::Something,
+            (false, false) => Kept::Nothing,
+        }
     }
 
     /// The seq of the run's last event.

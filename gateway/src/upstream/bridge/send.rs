@@ -10,7 +10,7 @@ use runcast_translators::{
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    Shared,
+    Kept, Shared,
     follow::follow,
     http::{Messages, Said},
     run::{Batch, Run},
@@ -51,8 +51,8 @@ pub(super) async fn record(shared: Arc<Shared>, call: Call, tell: oneshot::Sende
         }
     };
     let (live, updates) = mpsc::channel(shared.settings.live_max);
-    let logged = watch::Sender::new(false);
-    let following = shared.following(&id, &logged);
+    let kept = watch::Sender::new(Kept::Nothing);
+    let following = shared.following(&id, &kept);
     let mut tell = Some((tell, Sent { run: id.clone(), live: updates }));
     let mut waiting: std::collections::VecDeque<Said> = first.into();
     let why = loop {
@@ -85,12 +85,12 @@ pub(super) async fn record(shared: Arc<Shared>, call: Call, tell: oneshot::Sende
         {
             metrics::live_update_dropped();
         }
-        if run.is_logged() {
-            logged.send_replace(true);
-            if let Some((tell, sent)) = tell.take() {
-                // Whoever asked may have left: the run goes on.
-                let _ = tell.send(Ok(sent));
-            }
+        kept.send_replace(run.kept());
+        if run.is_logged()
+            && let Some((tell, sent)) = tell.take()
+        {
+            // Whoever asked may have left: the run goes on.
+            let _ = tell.send(Ok(sent));
         }
         if run.is_settled() {
             return;
@@ -101,7 +101,7 @@ pub(super) async fn record(shared: Arc<Shared>, call: Call, tell: oneshot::Sende
     if let Some((tell, sent)) = tell {
         let _ = tell.send(if run.is_logged() { Ok(sent) } else { Err(why) });
     }
-    follow(shared.clone(), id, Some(run), agent, logged).await;
+    follow(shared.clone(), id, Some(run), agent, kept).await;
     drop(following);
 }
 
