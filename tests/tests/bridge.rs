@@ -50,6 +50,8 @@ async fn the_vendors_client_makes_agents_sends_cancels_lists_and_closes() {
     let Some(bridge) = Bridge::start(Way::Sqlite) else { return };
     let server = Server::start_with(bridge.upstream(""));
     let workspace = bridge.workspace().display().to_string();
+    let own = [bridge.base.as_str(), bridge.token.as_str(), "--cwd", &workspace];
+    peers::start_plain("python/drop_in.py", &own).expect("a peer").verdict().await;
     contented(&server, &["python/drop_in.py", "--cwd", &workspace]).await;
 }
 
@@ -179,7 +181,7 @@ async fn a_real_run_that_others_watch_can_be_cancelled() {
     let server = Server::start_with(bridge.upstream("poll_ms = 100"));
     let client = caller(&server);
     let mut sent =
-        client.ask("Send", &json!({"agentId": bridge.agent, "message": {"text": "hi"}, "options": {"apiKey": "k"}})).await;
+        client.ask("Send", &json!({"agentId": bridge.agent, "message": {"text": "hi"}, "options": {"apiKey": "k", "model": {"id": "lab-model"}}})).await;
     let first = sent.next_real().await.expect("a message");
     let run = first["sdkMessage"]["message"]["run_id"].as_str().expect("the first message names the run").to_owned();
     let request = json!({"runId": run});

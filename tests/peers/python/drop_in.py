@@ -55,7 +55,7 @@ def sync_agent():
 async def async_agent(agent_id):
     async with AsyncClient(**KW) as c:
         agent = await c.resume_agent(agent_id)
-        run = await agent.send("say hi again")
+        run = await agent.send("say hi again", SendOptions(model="lab-model"))
         await run.cancel()
         seen = [m async for m in run.stream()]
         result = await run.wait()
