@@ -100,6 +100,7 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         ("server.request_bytes_max", server.request_bytes_max),
         ("log.group_appends_max", log.group_appends_max),
         ("log.group_bytes_max", log.group_bytes_max),
+        ("log.journal_bytes_max", log.journal_bytes_max),
         ("log.queue_max", log.queue_max),
         ("ingest.line_bytes_max", ingest.line_bytes_max),
         ("ingest.batch_bytes_max", ingest.batch_bytes_max),
