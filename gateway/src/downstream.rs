@@ -7,6 +7,7 @@ pub mod grpc;
 pub mod handover;
 pub mod listen;
 pub mod nodes;
+pub mod passthrough;
 pub mod raw;
 pub mod rest;
 pub mod rpc;
@@ -71,9 +72,10 @@ impl Gateway {
         let rest = rest.route_layer(from_fn_with_state(self.clone(), require_token));
         let grpc = grpc::service(self);
         let connect = connect::service(self);
+        let passthrough = passthrough::Passthrough::new(self);
         let rpc = move |request: Request| {
-            let (grpc, connect) = (grpc.clone(), connect.clone());
-            async move { serve_rpc(request, grpc, connect).await }
+            let (grpc, connect, passthrough) = (grpc.clone(), connect.clone(), passthrough.clone());
+            async move { serve_rpc(request, grpc, connect, passthrough).await }
         };
         // Whoever speaks to no route of ours may speak sdk.v1: its paths are names of services.
         let known = streams.merge(rest).method_not_allowed_fallback(wrong_method).fallback(rpc);
@@ -171,11 +173,11 @@ async fn wrong_method() -> Response {
     answer::error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this route does not take this method")
 }
 
-async fn serve_rpc(request: Request, grpc: Router, connect: Router) -> Response {
+async fn serve_rpc(request: Request, grpc: Router, connect: Router, passthrough: passthrough::Passthrough) -> Response {
     let is_grpc =
         request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
-    if let Some(answer) = rpc::refuse_unserved(request.uri().path(), request.headers(), is_grpc) {
-        return answer;
+    if let Some(method) = rpc::unserved(request.uri().path()).map(str::to_owned) {
+        return passthrough.serve(&method, request, is_grpc).await;
     }
     if is_grpc {
         return grpc.oneshot(request).await.into_response();
