@@ -22,8 +22,6 @@ use crate::{
 
 /// Messages that may come before one names the run.
 const NAMELESS_MAX: usize = 1024;
-/// Messages that are here already are kept together, up to so many.
-const BATCH: usize = 256;
 
 /// Makes the call, and writes its run to the end. `tell` is given the run, or the error that came before it.
 pub(super) async fn record(shared: Arc<Shared>, call: Call, tell: oneshot::Sender<Result<Sent, Failure>>) {
@@ -66,12 +64,11 @@ pub(super) async fn record(shared: Arc<Shared>, call: Call, tell: oneshot::Sende
                 Err(failure) => break failure,
             };
         }
-        let (mut count, mut update) = (0, None);
+        let mut update = None;
         while let Some(said) = next {
             let content = run.read(&said, codec, true, &mut batch);
             update = content.as_ref().and_then(Content::live);
-            count += 1;
-            if update.is_some() || count == BATCH {
+            if update.is_some() || batch.is_full() {
                 break;
             }
             next = waiting.pop_front().or_else(|| messages.next_here());
