@@ -367,6 +367,8 @@ async fn an_error_before_the_first_message_is_passed_back_as_it_is() {
     let stub = Stub::start(move |asked| match asked.method.as_str() {
         "Send" => Reply::Error("internal", "agent-1 already has active run".into()),
         "GetAgent" => Reply::Error("resource_exhausted", "slow".into()),
+        // Our token is wrong there, not the caller's.
+        "CloseAgent" => Reply::Error("unauthenticated", "Unauthorized".into()),
         other => panic!("{other} was not to be called"),
     })
     .await;
@@ -377,6 +379,7 @@ async fn an_error_before_the_first_message_is_passed_back_as_it_is() {
         assert_eq!((code.as_str(), sdk_code.as_deref()), ("internal", Some("SDK_ERROR_CODE_INTERNAL_ERROR")), "{speaks:?}");
         assert!(words.contains("already"), "{words}");
         assert_eq!(client.error("GetAgent", json!({"agentId": "a"})).await.0, "resource_exhausted", "{speaks:?}");
+        assert_eq!(client.error("CloseAgent", json!({"agentId": "a"})).await.0, "unavailable", "{speaks:?}");
     }
     assert!(stub.asked("Send").iter().all(|asked| asked.token == "stub-token"), "the bridge's own token, not the client's");
     assert_eq!(server.get("/v1/agents/runs").await.1["runs"], json!([]), "no run was made");

@@ -157,7 +157,7 @@ async fn grpc(calls: Calls, request: Request, bytes_max: usize) -> Response {
     let Some(method) = super::rpc::unserved(request.uri().path()).map(str::to_owned) else {
         return refused(RpcError::new(RpcCode::Unimplemented, "there is no such method", None));
     };
-    if let Err(error) = calls.may_pass(&method).and_then(|()| calls.admit(request.headers())) {
+    if let Err(error) = calls.may_pass(&method).and_then(|()| calls.admit_control(request.headers())) {
         return refused(error);
     }
     let mut grpc = Grpc::new(Plain)
@@ -246,7 +246,7 @@ async fn connect(calls: &Calls, method: &str, request: Request, bytes_max: usize
     let answer = Answer { codec, is_stream };
     let read = async {
         calls.may_pass(method)?;
-        calls.admit(&head.headers)?;
+        calls.admit_control(&head.headers)?;
         let too_large = || {
             let message = format!("the request is larger than {bytes_max} bytes, or was cut");
             RpcError::new(RpcCode::ResourceExhausted, message, None)

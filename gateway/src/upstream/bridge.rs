@@ -278,6 +278,12 @@ impl Shared {
         Mark { shared: self.clone(), what: Marked::Sending(agent.to_owned()) }
     }
 
+    /// Whether no more runs may be begun.
+    fn is_full(&self) -> bool {
+        let state = self.state();
+        state.following.len() + state.sending.values().sum::<usize>() >= self.settings.runs_max
+    }
+
     fn is_sending(&self, agent: &str) -> bool {
         self.state().sending.contains_key(agent)
     }

@@ -23,8 +23,6 @@ use crate::{control::Failure, ingest::Refused};
 const RETRY_MIN: Duration = Duration::from_millis(100);
 /// A run that is over, whose stream twice says nothing more and does not end as it should, is ended by what GetRun says.
 const VAIN_MAX: u32 = 2;
-/// Messages that are here already are kept together, up to so many.
-const BATCH: usize = 256;
 
 /// Why a run cannot be followed at present.
 #[derive(Debug)]
@@ -190,13 +188,11 @@ async fn read(shared: &Shared, run: &mut Run, messages: &mut Messages, kept: &wa
         heard = Instant::now();
         let mut is_sign_of_life = true;
         let mut next = Some(said);
-        let mut count = 0;
         while let Some(said) = next {
             is_first = false;
             let content = run.read(&said, shared.client.codec, false, &mut batch);
             is_sign_of_life &= matches!(content, Some(Content::Empty)) && matches!(said, Said::Message(_));
-            count += 1;
-            next = if count < BATCH { messages.next_here() } else { None };
+            next = if batch.is_full() { None } else { messages.next_here() };
         }
         run.keep(&mut batch).await?;
         kept.send_replace(run.kept());

@@ -4,6 +4,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use base64::Engine as _;
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
@@ -208,9 +209,9 @@ impl Messages {
         }
     }
 
-    /// A message that is here already.
+    /// A message that is here already. How the stream ends is left to [`Self::next`].
     pub fn next_here(&mut self) -> Option<Said> {
-        self.waiting.pop_front()
+        self.next().now_or_never()?.ok()?
     }
 
     fn take_frames(&mut self) {

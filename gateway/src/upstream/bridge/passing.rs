@@ -54,7 +54,7 @@ impl Bridge for Passing {
 
     async fn send(&self, call: Call) -> Result<Sent, Failure> {
         let call = self.in_its_codec(call)?;
-        if self.0.state().following.len() >= self.0.settings.runs_max {
+        if self.0.is_full() {
             return Err(Failure::new(RpcCode::ResourceExhausted, "too many runs are followed: try again later"));
         }
         let (tell, answer) = oneshot::channel();
@@ -101,6 +101,10 @@ impl Passing {
             self.0.reach.back();
             return answer;
         };
+        if failure.code == RpcCode::Unauthenticated {
+            // It is our token that it does not take: the caller's own is good.
+            failure = Failure::lost("it does not take the token that upstream.token gives it");
+        }
         if failure.is_lost {
             self.0.reach.lost(&failure.message);
         }

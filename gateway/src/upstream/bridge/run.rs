@@ -32,6 +32,17 @@ pub(super) struct Run {
     replay: Option<Replay>,
 }
 
+/// Messages that are here already are kept together, up to so many and so many bytes.
+const BATCH: usize = 256;
+const BATCH_BYTES: usize = 4 << 20;
+
+impl Batch {
+    /// Whether it should be kept before more is read.
+    pub fn is_full(&self) -> bool {
+        self.messages >= BATCH || self.bytes >= BATCH_BYTES
+    }
+}
+
 /// From where the bridge is asked to go on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Resume {

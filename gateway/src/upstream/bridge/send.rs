@@ -1,13 +1,16 @@
 //! A turn that a client has sent: its stream is ours, and the run is written into the log whatever becomes of the client.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use runcast_translators::{
     bridge::{Content, Envelope, calls},
     event::RunId,
     goodbye::RpcCode,
 };
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::timeout,
+};
 
 use super::{
     Kept, Shared,
@@ -22,8 +25,6 @@ use crate::{
 
 /// Messages that may come before one names the run.
 const NAMELESS_MAX: usize = 1024;
-/// Messages that are here already are kept together, up to so many.
-const BATCH: usize = 256;
 
 /// Makes the call, and writes its run to the end. `tell` is given the run, or the error that came before it.
 pub(super) async fn record(shared: Arc<Shared>, call: Call, tell: oneshot::Sender<Result<Sent, Failure>>) {
@@ -34,11 +35,13 @@ pub(super) async fn record(shared: Arc<Shared>, call: Call, tell: oneshot::Sende
     // Nobody asks for this agent's runs meanwhile: that would change this one.
     let sending = shared.sending(&agent);
     let codec = call.codec;
-    let mut messages = match shared.client.http.stream("SdkAgentService/Send", call.codec, call.body).await {
+    let silence = Duration::from_millis(shared.settings.silence_ms);
+    let answer = bounded(silence, shared.client.http.stream("SdkAgentService/Send", call.codec, call.body)).await;
+    let mut messages = match answer {
         Ok(messages) => messages,
         Err(failure) => return drop(tell.send(Err(failure))),
     };
-    let (first, id, agent) = match until_named(&mut messages, codec, agent).await {
+    let (first, id, agent) = match until_named(&mut messages, silence, codec, agent).await {
         Ok(named) => named,
         Err(failure) => return drop(tell.send(Err(failure))),
     };
@@ -60,18 +63,17 @@ pub(super) async fn record(shared: Arc<Shared>, call: Call, tell: oneshot::Sende
         let mut batch = Batch::default();
         let mut next = waiting.pop_front();
         if next.is_none() {
-            next = match messages.next().await {
+            next = match bounded(silence, messages.next()).await {
                 Ok(Some(said)) => Some(said),
                 Ok(None) => break Failure::lost("the stream has ended before the run"),
                 Err(failure) => break failure,
             };
         }
-        let (mut count, mut update) = (0, None);
+        let mut update = None;
         while let Some(said) = next {
             let content = run.read(&said, codec, true, &mut batch);
             update = content.as_ref().and_then(Content::live);
-            count += 1;
-            if update.is_some() || count == BATCH {
+            if update.is_some() || batch.is_full() {
                 break;
             }
             next = waiting.pop_front().or_else(|| messages.next_here());
@@ -108,12 +110,13 @@ pub(super) async fn record(shared: Arc<Shared>, call: Call, tell: oneshot::Sende
 /// Reads until a message names the run, and the agent where the request did not.
 async fn until_named(
     messages: &mut Messages,
+    silence: Duration,
     codec: runcast_translators::bridge::Codec,
     agent: String,
 ) -> Result<(Vec<Said>, RunId, String), Failure> {
     let mut first = Vec::new();
     while first.len() < NAMELESS_MAX {
-        let Some(said) = messages.next().await? else { break };
+        let Some(said) = bounded(silence, messages.next()).await? else { break };
         let names = match &said {
             Said::Message(bytes) => Envelope::read(codec, bytes).map(|envelope| envelope.content.names()).unwrap_or_default(),
             Said::TooLong { .. } => Default::default(),
@@ -127,4 +130,9 @@ async fn until_named(
         return Ok((first, id, if named.is_empty() { agent } else { named }));
     }
     Err(Failure::lost("the stream has ended before it named the run"))
+}
+
+/// A stream gives signs of life: one that does not is broken.
+async fn bounded<T>(silence: Duration, wait: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    timeout(silence, wait).await.unwrap_or_else(|_| Err(Failure::lost("a stream of Send is silent")))
 }
