@@ -85,8 +85,8 @@ fn node_records() -> Vec<(&'static str, Value)> {
 /// An upstream that has begun the run, and a server before it.
 enum Upstream {
     Ndjson(Server),
-    Postgres(Server, Database, Client),
-    Bridge(Server, Stub, watch::Sender<bool>),
+    Postgres(Server, #[expect(dead_code, reason = "it ends when it is dropped")] Database, Client),
+    Bridge(Server, #[expect(dead_code, reason = "it ends when it is dropped")] Stub, watch::Sender<bool>),
     Daemon(daemon::World),
 }
 
