@@ -239,11 +239,17 @@ async fn connect(calls: &Calls, method: &str, request: Request, bytes_max: usize
         "application/connect+proto" => (Codec::Proto, true),
         _ => return StatusCode::UNSUPPORTED_MEDIA_TYPE.into_response(),
     };
+    let answer = Answer { codec, is_stream };
+    if calls.bridge().is_none()
+        && let Err(error) = calls.may_pass(method)
+    {
+        metrics::refused(Protocol::Connect, error.code.name());
+        return answer.error(error);
+    }
     if sdk::has_method(method) && STREAMS.contains(&method) != is_stream {
         return StatusCode::UNSUPPORTED_MEDIA_TYPE.into_response();
     }
     let (head, body) = request.into_parts();
-    let answer = Answer { codec, is_stream };
     let read = async {
         calls.may_pass(method)?;
         calls.admit_control(&head.headers)?;
