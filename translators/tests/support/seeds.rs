@@ -85,7 +85,7 @@ pub fn seeds(target: &str) -> Vec<Bytes> {
         }
         "bridge" => {
             let messages = messages();
-            let proto = messages.iter().filter_map(|line| in_protobuf(line));
+            let proto = messages.iter().filter_map(in_protobuf);
             messages.chunks(3).map(|lines| Bytes::from(lines.join(&b'\n'))).chain(proto).collect()
         }
         "frames" => messages()

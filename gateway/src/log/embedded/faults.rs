@@ -199,7 +199,7 @@ async fn check(failing: Failing, at: u64) -> u64 {
         assert_eq!(gone, if is_there { told.0["gone"].clone() } else { Vec::new() });
     };
     check(&log, "while it runs").await;
-    if at % 2 == 0 {
+    if at.is_multiple_of(2) {
         log.close().await;
         drop(log);
     } else {
