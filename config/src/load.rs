@@ -52,9 +52,10 @@ fn read(text: Option<&str>, environment: Environment) -> Result<Settings, Config
     read_token_files(&mut settings)?;
     for upstream in &mut settings.upstream {
         match upstream {
-            crate::Upstream::Postgres(database) => database.read_files()?,
-            crate::Upstream::Bridge(bridge) => bridge.read_files()?,
             crate::Upstream::Ndjson(_) => {}
+            crate::Upstream::Postgres(database) => database.read_files()?,
+            crate::Upstream::Daemon(daemon) => daemon.read_files()?,
+            crate::Upstream::Bridge(bridge) => bridge.read_files()?,
         }
     }
     check(&settings)?;
@@ -152,7 +153,7 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
             &format!("has {origin:?}: an origin is written as \"https://dash.example.com\""),
         );
     }
-    let mut names = HashSet::new();
+    let (mut names, mut daemons) = (HashSet::new(), HashSet::new());
     for upstream in &settings.upstream {
         let run = match upstream {
             crate::Upstream::Ndjson(file) => &file.run,
@@ -167,6 +168,13 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
                 bridge.check()?;
                 if !names.insert(("bridge", &bridge.name)) {
                     return invalid("upstream.name", &format!("{:?} is given twice: each bridge needs its own", bridge.name));
+                }
+                continue;
+            }
+            crate::Upstream::Daemon(daemon) => {
+                daemon.check()?;
+                if !daemons.insert(&daemon.name) {
+                    return invalid("upstream.name", &format!("{:?} is given twice: each daemon needs its own", daemon.name));
                 }
                 continue;
             }
@@ -185,12 +193,29 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
 mod tests {
     use super::*;
 
-    /// The tables of an upstream that the reference shows in its comments.
+    /// The table of an upstream that the reference shows in its comments.
+    fn shown_upstream(kind: &str) -> String {
+        let first = format!("#   kind = \"{kind}\"");
+        let lines = REFERENCE.lines().skip_while(|line| !line.starts_with(&first));
+        let shown: Vec<&str> = lines.map_while(|line| line.strip_prefix("#   ")).collect();
+        format!("[[upstream]]\n{}\n", shown.join("\n"))
+    }
+
+    #[test]
+    fn the_reference_shows_every_key_of_a_daemon_with_its_default() {
+        let text = shown_upstream("daemon");
+        let url = "http://127.0.0.1:7070".to_owned();
+        let daemon = crate::Daemon { url, ..crate::Daemon::default() };
+        assert_eq!(from(&text, &[]).expect("valid").upstream, [crate::Upstream::Daemon(Box::new(daemon))]);
+        let keys = toml::Value::try_from(crate::Daemon::default()).expect("plain");
+        let missing: Vec<_> =
+            keys.as_table().expect("a table").keys().filter(|key| !text.contains(&format!("{key} = "))).collect();
+        assert!(missing.is_empty(), "keys that the reference does not show: {missing:?}");
+    }
+
     #[test]
     fn the_reference_shows_every_key_of_a_database_with_its_default() {
-        let lines = REFERENCE.lines().skip_while(|line| !line.starts_with("#   kind = \"postgres\""));
-        let shown: Vec<&str> = lines.map_while(|line| line.strip_prefix("#   ")).collect();
-        let text = format!("[[upstream]]\n{}\n", shown.join("\n"));
+        let text = shown_upstream("postgres");
         let settings = from(&text, &[]).expect("valid");
         let url = Some(Secret::new("postgres://runcast@db.example.com/runs"));
         assert_eq!(
@@ -276,6 +301,18 @@ mod tests {
             ("[[upstream]]\nkind = \"bridge\"\nurl = \"http://x\"\ntoken = \"a b\"\n", "upstream.token"),
             ("[[upstream]]\nkind = \"bridge\"\nurl = \"http://x\"\nruns_max = 0\n", "upstream.runs_max"),
             ("[[upstream]]\nkind = \"bridge\"\nurl = \"http://x\"\nprotocol = \"soap\"\n", "soap"),
+            ("[[upstream]]\nkind = \"daemon\"\n", "upstream.url"),
+            ("[[upstream]]\nkind = \"daemon\"\nurl = \"ftp://x\"\n", "upstream.url"),
+            ("[[upstream]]\nkind = \"daemon\"\nurl = \"unix:here.sock\"\n", "upstream.url"),
+            ("[[upstream]]\nkind = \"daemon\"\nurl = \"http://u:p@h\"\n", "upstream.url"),
+            ("[[upstream]]\nkind = \"daemon\"\nurl = \"http://h\"\nnodes = [\"\"]\n", "upstream.nodes"),
+            ("[[upstream]]\nkind = \"daemon\"\nurl = \"http://h\"\nlist_path = \"v1\"\n", "upstream.list_path"),
+            ("[[upstream]]\nkind = \"daemon\"\nurl = \"http://h\"\nsilence_ms = 0\n", "upstream.silence_ms"),
+            ("[[upstream]]\nkind = \"daemon\"\nurl = \"http://h\"\ntoken = \"a b\"\n", "upstream.token"),
+            (
+                "[[upstream]]\nkind = \"daemon\"\nurl = \"http://h\"\n[[upstream]]\nkind = \"daemon\"\nurl = \"http://i\"\n",
+                "upstream.name",
+            ),
             ("[[auth.tokens]]\nname = \"x\"\ntoken = \"a token with blanks in it\"\n", "auth.tokens"),
             ("[[auth.tokens]]\nname = \"x\"\ntoken = \"0123456789abcdef\"\ntoken_file = \"/x\"\n", "auth.tokens"),
         ] {
@@ -287,7 +324,8 @@ mod tests {
     #[test]
     fn a_secret_is_never_printed() {
         let text = "[[auth.tokens]]\nname = \"ci\"\ntoken = \"correct-horse-battery\"\n\
-                    [[upstream]]\nkind = \"postgres\"\nurl = \"postgres://u:horse@h/d\"\n";
+                    [[upstream]]\nkind = \"postgres\"\nurl = \"postgres://u:horse@h/d\"\n\
+                    [[upstream]]\nkind = \"daemon\"\nurl = \"http://h\"\ntoken = \"horse-battery\"\n";
         let settings = from(text, &[]).expect("valid");
         assert!(!format!("{settings:?}").contains("horse"));
         assert!(!toml::Value::try_from(&settings).expect("plain").to_string().contains("horse"));

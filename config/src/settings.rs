@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bridge, Postgres, Secret};
+use crate::{Bridge, Daemon, Postgres, Secret};
 
 /// All settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -133,6 +133,7 @@ pub enum Upstream {
     Ndjson(Ndjson),
     Postgres(Box<Postgres>),
     Bridge(Box<Bridge>),
+    Daemon(Box<Daemon>),
 }
 
 /// A file of Claude Code's stream-json lines.

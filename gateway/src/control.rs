@@ -3,6 +3,7 @@
 //! Downstream knows what can be asked, upstreams answer it, and neither knows the other.
 
 mod bridge;
+pub mod nodes;
 pub mod sdk;
 
 pub use bridge::{Answers, Bridge, Call, Detail, Failure, LiveUpdate, Sent};
@@ -22,6 +23,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+use self::nodes::NodeControls;
 use crate::ops::metrics::{self, FindResult};
 
 /// An upstream that may have runs which the log has not.
@@ -50,7 +52,7 @@ pub enum Found {
 
 /// All that can be asked, of all upstreams.
 #[derive(Clone)]
-pub struct Controls(Arc<Shared>);
+pub struct Controls(Arc<Shared>, NodeControls);
 
 struct Shared {
     finders: Vec<Arc<dyn Finder>>,
@@ -71,7 +73,7 @@ struct State {
 
 impl Controls {
     pub fn new(finders: Vec<Arc<dyn Finder>>, settings: Find) -> Self {
-        Self(Arc::new(Shared { finders, bridges: Vec::new(), settings, state: Mutex::default() }))
+        Self(Arc::new(Shared { finders, bridges: Vec::new(), settings, state: Mutex::default() }), NodeControls::default())
     }
 
     /// With bridges that clients are passed through to, each with the session of its runs. To be said before others
@@ -91,6 +93,16 @@ impl Controls {
     /// The bridge that a run came from.
     pub fn bridge_of(&self, session: &str) -> Option<&Arc<dyn Bridge>> {
         self.0.bridges.iter().find(|(own, _)| own == session).map(|(_, bridge)| bridge)
+    }
+
+    /// With daemons that take what clients post.
+    pub fn with_nodes(mut self, nodes: NodeControls) -> Self {
+        self.1 = nodes;
+        self
+    }
+
+    pub fn nodes(&self) -> &NodeControls {
+        &self.1
     }
 
     /// Looks for a run that the log has not, in all upstreams at once.

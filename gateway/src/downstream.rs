@@ -6,6 +6,7 @@ pub mod cors;
 pub mod grpc;
 pub mod handover;
 pub mod listen;
+pub mod nodes;
 pub mod passthrough;
 pub mod raw;
 pub mod rest;
@@ -67,7 +68,7 @@ impl Gateway {
         #[cfg(feature = "test-echo")]
         let streams = streams.route("/echo", get(websocket::echo::echo));
         let streams = streams.with_state(self.clone());
-        let rest = rest::routes(self).merge(sse::routes(self)).merge(ingest);
+        let rest = rest::routes(self).merge(sse::routes(self)).merge(nodes::routes(self)).merge(ingest);
         let rest = rest.route_layer(from_fn_with_state(self.clone(), require_token));
         let grpc = grpc::service(self);
         let connect = connect::service(self);

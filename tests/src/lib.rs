@@ -4,6 +4,7 @@
 
 pub mod bridge;
 pub mod cuts;
+pub mod daemon;
 pub mod fixtures;
 pub mod peers;
 pub mod postgres;

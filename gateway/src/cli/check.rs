@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use runcast_config::{Settings, Upstream};
 
 use super::{ConfigArgs, EXIT_CONFIG, fail};
-use crate::upstream::{bridge, postgres};
+use crate::upstream::{bridge, daemon, postgres};
 
 /// The exit status for an upstream that cannot be read, as sysexits has it for a service that is not available.
 const EXIT_UPSTREAM: u8 = 69;
@@ -37,18 +37,17 @@ impl Check {
 async fn upstreams(settings: &Settings) -> Vec<String> {
     let mut wrong = Vec::new();
     for upstream in &settings.upstream {
-        match upstream {
+        let (name, checked) = match upstream {
+            Upstream::Ndjson(_) => continue,
             Upstream::Postgres(database) => {
-                if let Err(error) = postgres::check(database, &settings.ingest).await {
-                    wrong.push(format!("upstream {}: {error}", database.name));
-                }
+                let checked = postgres::check(database, &settings.ingest).await;
+                (&database.name, checked.map_err(|error| error.to_string()))
             }
-            Upstream::Bridge(settings) => {
-                if let Err(error) = bridge::check(settings).await {
-                    wrong.push(format!("upstream {}: {error}", settings.name));
-                }
-            }
-            Upstream::Ndjson(_) => {}
+            Upstream::Bridge(settings) => (&settings.name, bridge::check(settings).await),
+            Upstream::Daemon(daemon) => (&daemon.name, daemon::check(daemon).await),
+        };
+        if let Err(error) = checked {
+            wrong.push(format!("upstream {name}: {error}"));
         }
     }
     wrong

@@ -5,9 +5,9 @@ use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use super::*;
 
 const RUNS: usize = 40;
-const ROUNDS: usize = 400;
+const ROUNDS: usize = 600;
 /// Small, so that much is folded because the journal is too long.
-const JOURNAL_BYTES_MAX: usize = 6000;
+const JOURNAL_BYTES_MAX: usize = 30_000;
 
 fn open_small(device: &Device) -> Embedded {
     let mut settings = settings();
@@ -51,7 +51,7 @@ async fn events_are_read_wherever_they_lie_and_after_every_end_of_the_process() 
         for (number, name) in names.iter().enumerate() {
             if random.random_range(0..3) == 0 {
                 let head = model[number].len();
-                let bytes = if random.random_range(0..50) == 0 { 20_000 } else { random.random_range(0..200) };
+                let bytes = if random.random_range(0..50) == 0 { 20_000 } else { random.random_range(0..60) };
                 let facts = (0..random.random_range(1..4)).map(|n| step((head + n) as i64, bytes)).collect();
                 let append = log.append(append(name, head as u64, facts));
                 appends.push(async move { (number, append.await.expect("appended")) });
@@ -67,7 +67,7 @@ async fn events_are_read_wherever_they_lie_and_after_every_end_of_the_process() 
         (longest, rows) = (bytes.max(longest), count.max(rows));
         let number = random.random_range(0..RUNS);
         look(&log, &mut random, &names[number], &model[number]).await;
-        match random.random_range(0..40) {
+        match random.random_range(0..20) {
             // As after a kill: nobody has put anything in order.
             0 => {
                 leave(log).await;
@@ -81,7 +81,7 @@ async fn events_are_read_wherever_they_lie_and_after_every_end_of_the_process() 
         }
     }
     assert!(rows > 50, "the journal was used: {rows} rows");
-    assert!(longest < JOURNAL_BYTES_MAX * 8, "it stays short: {longest} bytes");
+    assert!(longest < JOURNAL_BYTES_MAX * 3, "it stays short: {longest} bytes");
     for (name, model) in names.iter().zip(&model) {
         look(&log, &mut random, name, model).await;
     }
