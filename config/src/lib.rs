@@ -15,4 +15,6 @@ pub use daemon::Daemon;
 pub use load::{ConfigError, load, render};
 pub use postgres::Postgres;
 pub use secret::Secret;
-pub use settings::{Auth, Fanout, Find, Ingest, Log, Ndjson, Retention, Server, Settings, Stream, Token, Upstream};
+pub use settings::{
+    Auth, Backend, Fanout, Find, Ingest, Log, Nats, Ndjson, Retention, Server, Settings, Stream, Token, Upstream,
+};

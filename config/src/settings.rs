@@ -55,6 +55,7 @@ pub struct Token {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
+    pub backend: Backend,
     pub path: PathBuf,
     pub cache_bytes_max: usize,
     pub group_appends_max: usize,
@@ -64,6 +65,52 @@ pub struct Log {
     pub retry_max_ms: u64,
     pub read_wait_ms: u64,
     pub retention: Retention,
+    pub nats: Nats,
+}
+
+/// Where events are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backend {
+    /// In a file of this machine, for one process.
+    #[default]
+    Embedded,
+    /// On NATS JetStream, for any number of processes.
+    Nats,
+}
+
+/// The log on NATS JetStream.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Nats {
+    pub servers: Vec<String>,
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credentials_file: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nkey_file: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub password_file: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca_file: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate_file: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_file: Option<PathBuf>,
+    pub replicas: usize,
+    pub stream_bytes_max: i64,
+    pub connect_timeout_ms: u64,
+    pub answer_wait_ms: u64,
+    pub singles_max: usize,
+    pub batches_max: usize,
+    pub batch_bytes_max: usize,
+    pub event_bytes_max: usize,
+    pub live_queue_max: usize,
+    pub check_every_ms: u64,
+    pub index_every_ms: u64,
+    pub lease_ms: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -170,6 +217,7 @@ impl Default for Server {
 impl Default for Log {
     fn default() -> Self {
         Self {
+            backend: Backend::default(),
             path: "runcast-data".into(),
             cache_bytes_max: 64 * MIB,
             group_appends_max: 1024,
@@ -179,6 +227,35 @@ impl Default for Log {
             retry_max_ms: 2_000,
             read_wait_ms: 30_000,
             retention: Retention::default(),
+            nats: Nats::default(),
+        }
+    }
+}
+
+impl Default for Nats {
+    fn default() -> Self {
+        Self {
+            servers: vec!["nats://127.0.0.1:4222".into()],
+            name: "runcast".into(),
+            credentials_file: None,
+            nkey_file: None,
+            user: None,
+            password_file: None,
+            ca_file: None,
+            certificate_file: None,
+            key_file: None,
+            replicas: 1,
+            stream_bytes_max: -1,
+            connect_timeout_ms: 5_000,
+            answer_wait_ms: 5_000,
+            singles_max: 256,
+            batches_max: 16,
+            batch_bytes_max: 8 * MIB,
+            event_bytes_max: 256 * MIB,
+            live_queue_max: 4096,
+            check_every_ms: 10_000,
+            index_every_ms: 1_000,
+            lease_ms: 10_000,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use runcast_config::{Settings, Upstream};
+use runcast_config::{Backend, Settings, Upstream};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     downstream::{Gateway, listen, watch::Drain},
     fanout::Hubs,
     ingest::Ingest,
-    log::{Embedded, Log},
+    log::{Embedded, Log, Nats},
     ops::{
         health::{self, Admin, Upstreams},
         metrics,
@@ -27,7 +27,7 @@ pub struct App {
     pub address: SocketAddr,
     pub admin_address: SocketAddr,
     pub ingest: Ingest,
-    log: Arc<Embedded>,
+    log: Arc<dyn Log>,
     stop: watch::Sender<bool>,
     drain: Drain,
     settings: Arc<Settings>,
@@ -40,16 +40,18 @@ impl App {
         check_exposure(&settings)?;
         let render = metrics::install().context("cannot collect metrics")?;
         let settings = Arc::new(settings);
-        let log = Arc::new(Embedded::open(&settings.log, settings.fanout.tail_max)?);
-        let shared: Arc<dyn Log> = log.clone();
+        let log: Arc<dyn Log> = match settings.log.backend {
+            Backend::Embedded => Arc::new(Embedded::open(&settings.log, settings.fanout.tail_max)?),
+            Backend::Nats => Arc::new(Nats::open(&settings.log, settings.fanout.tail_max).await?),
+        };
         let listener = bind(settings.server.listen, "server.listen").await?;
         let admin_listener = bind(settings.server.admin_listen, "server.admin_listen").await?;
         let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
 
         let (stop, stopped) = watch::channel(false);
         let drain = Drain::new(stopped.clone(), Duration::from_millis(settings.server.drain_spread_ms));
-        let ingest = Ingest::new(shared.clone(), settings.ingest.clone());
-        let hubs = Hubs::new(shared.clone(), settings.fanout.clone(), &settings.stream);
+        let ingest = Ingest::new(log.clone(), settings.ingest.clone());
+        let hubs = Hubs::new(log.clone(), settings.fanout.clone(), &settings.stream);
         let upstreams = Upstreams::default();
         let mut tasks = JoinSet::new();
         let mut finders: Vec<Arc<dyn Finder>> = Vec::new();
@@ -84,7 +86,7 @@ impl App {
             }
         }
         let controls = Controls::new(finders, settings.find.clone()).with_bridges(bridges).with_nodes(NodeControls::new(nodes));
-        let gateway = Gateway::new(shared.clone(), hubs, controls, settings.clone(), drain.clone());
+        let gateway = Gateway::new(log.clone(), hubs, controls, settings.clone(), drain.clone());
         let routes = gateway.service(upstream::http::routes(
             ingest.clone(),
             settings.ingest.clone(),
@@ -94,7 +96,7 @@ impl App {
 
         tasks.spawn(listen::serve(listener, routes, settings.clone(), stopped.clone()));
         let admin = health::routes(Admin {
-            log: shared,
+            log: log.clone(),
             render: render.clone(),
             upstreams: upstreams.clone(),
             draining: stopped.clone(),
@@ -102,7 +104,11 @@ impl App {
         tasks.spawn(serve_admin(admin_listener, admin, stopped.clone(), drain.clone()));
         tasks.spawn(sweep(log.clone(), settings.clone(), stopped.clone()));
         tasks.spawn(metrics::keep_up(render, stopped.clone()));
-        tracing::info!(%address, %admin_address, log = %settings.log.path.display(), "runcast serves");
+        let place = match settings.log.backend {
+            Backend::Embedded => settings.log.path.display().to_string(),
+            Backend::Nats => format!("{} of {}", settings.log.nats.name, settings.log.nats.servers.join(", ")),
+        };
+        tracing::info!(%address, %admin_address, log = place, "runcast serves");
         Ok(Self { address, admin_address, ingest, log, stop, drain, settings, tasks })
     }
 
@@ -164,7 +170,7 @@ async fn serve_admin(listener: TcpListener, routes: axum::Router, mut stop: watc
     }
 }
 
-async fn sweep(log: Arc<Embedded>, settings: Arc<Settings>, mut stop: watch::Receiver<bool>) {
+async fn sweep(log: Arc<dyn Log>, settings: Arc<Settings>, mut stop: watch::Receiver<bool>) {
     let mut tick = tokio::time::interval(Duration::from_millis(settings.log.retention.sweep_every_ms));
     loop {
         tokio::select! {

@@ -3,8 +3,12 @@
 //! Everything right of it (fan-out, clients) sees a durable event only after the log has it.
 
 mod embedded;
+mod index;
+mod nats;
+mod tails;
 
 pub use embedded::Embedded;
+pub use nats::{Nats, OpenError as NatsOpenError};
 
 use std::{sync::Arc, time::Instant};
 
@@ -146,6 +150,10 @@ pub trait Log: Send + Sync + 'static {
 
     /// Where the step_index first stood, or the largest smaller one: its index and seq.
     async fn place_of_step(&self, run: &RunId, index: i64) -> Result<Option<(i64, Seq)>, ReadError>;
+
+    /// Removes settled runs beyond the configured limits; gives how many went. A run's age is measured by the clock that
+    /// does not jump; `now` is its present.
+    async fn sweep(&self, now: Instant) -> u64;
 
     fn stats(&self) -> LogStats;
 

@@ -5,27 +5,56 @@ use std::{
     time::{Duration, Instant},
 };
 
-use runcast::log::{Append, AppendError, Embedded, LiveItem, Log, ReadLimit, RunFilter, TailItem};
-use runcast_config::Settings;
+#[path = "../../tests/src/nats.rs"]
+#[expect(dead_code, reason = "not all of it is used here")]
+mod nats;
+
+use nats::NatsServer;
+use runcast::log::{Append, AppendError, Embedded, LiveItem, Log, Nats, ReadLimit, RunFilter, TailItem};
+use runcast_config::{Backend as Kind, Settings};
 use runcast_translators::{
     event::{AssistantMessage, Body, Fact, Family, NewRun, Outcome, RunId, RunStatus, Step},
     json::Json,
 };
 
+/// A log, and what is needed to open it again.
 struct Backend {
     log: Arc<dyn Log>,
-    embedded: Arc<Embedded>,
     settings: Settings,
-    _folder: tempfile::TempDir,
+    _folder: Arc<tempfile::TempDir>,
+    _server: Arc<NatsServer>,
 }
 
-fn backends(change: impl Fn(&mut Settings)) -> Vec<Backend> {
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut settings = Settings::default();
-    settings.log.path = folder.path().join("log");
-    change(&mut settings);
-    let embedded = Arc::new(Embedded::open(&settings.log, 64).expect("opens"));
-    vec![Backend { log: embedded.clone(), embedded, settings, _folder: folder }]
+impl Backend {
+    /// The same log, opened again.
+    async fn open(self) -> Self {
+        self.log.close().await;
+        let Self { log, settings, _folder, _server } = self;
+        drop(log);
+        Self { log: open(&settings).await, settings, _folder, _server }
+    }
+}
+
+async fn open(settings: &Settings) -> Arc<dyn Log> {
+    match settings.log.backend {
+        Kind::Embedded => Arc::new(Embedded::open(&settings.log, 64).expect("opens")),
+        Kind::Nats => Arc::new(Nats::open(&settings.log, 64).await.expect("opens")),
+    }
+}
+
+async fn backends(change: impl Fn(&mut Settings)) -> Vec<Backend> {
+    let (folder, server) = (Arc::new(tempfile::tempdir().expect("a folder")), Arc::new(NatsServer::start()));
+    let mut backends = Vec::new();
+    for backend in [Kind::Embedded, Kind::Nats] {
+        let mut settings = Settings::default();
+        settings.log.backend = backend;
+        settings.log.path = folder.path().join("log");
+        settings.log.nats.servers = vec![server.url.clone()];
+        change(&mut settings);
+        let log = open(&settings).await;
+        backends.push(Backend { log, settings, _folder: folder.clone(), _server: server.clone() });
+    }
+    backends
 }
 
 fn run(name: &str) -> RunId {
@@ -61,9 +90,9 @@ async fn seqs(log: &Arc<dyn Log>, name: &str, after: u64, limit: ReadLimit) -> V
     log.read(&run(name), after, limit).await.expect("readable").iter().map(|event| event.seq).collect()
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn the_log_numbers_densely_and_reads_from_any_place() {
-    for Backend { log, .. } in backends(|_| {}) {
+    for Backend { log, .. } in backends(|_| {}).await {
         let first = log.append(append("r", 0, vec![step(0), step(1)])).await.expect("appended");
         assert_eq!(first.iter().map(|event| event.seq).collect::<Vec<_>>(), [1, 2]);
         log.append(append("r", 2, vec![step(2)])).await.expect("appended");
@@ -79,9 +108,9 @@ async fn the_log_numbers_densely_and_reads_from_any_place() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn another_writer_is_noticed_and_a_settled_run_takes_no_more() {
-    for Backend { log, .. } in backends(|_| {}) {
+    for Backend { log, .. } in backends(|_| {}).await {
         log.append(append("r", 0, vec![step(0)])).await.expect("appended");
         for wrong in [0, 2, 7] {
             assert_eq!(log.append(append("r", wrong, vec![step(1)])).await, Err(AppendError::Conflict { head: 1 }));
@@ -92,9 +121,9 @@ async fn another_writer_is_noticed_and_a_settled_run_takes_no_more() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn of_writers_at_once_one_wins_each_place() {
-    for Backend { log, .. } in backends(|_| {}) {
+    for Backend { log, .. } in backends(|_| {}).await {
         for head in 0..20 {
             let writers = (0..8).map(|n| log.append(append("r", head, vec![step(n)])));
             let results = futures_util::future::join_all(writers).await;
@@ -104,9 +133,9 @@ async fn of_writers_at_once_one_wins_each_place() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_follower_misses_nothing_and_is_told_nothing_before_it_is_kept() {
-    for Backend { log, .. } in backends(|_| {}) {
+    for Backend { log, .. } in backends(|_| {}).await {
         let writer = {
             let log = log.clone();
             tokio::spawn(async move {
@@ -140,9 +169,9 @@ async fn a_follower_misses_nothing_and_is_told_nothing_before_it_is_kept() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn open_text_is_known_to_who_comes_later_until_its_message_closes_it() {
-    for Backend { log, .. } in backends(|_| {}) {
+    for Backend { log, .. } in backends(|_| {}).await {
         log.append(append("r", 0, vec![step(0)])).await.expect("appended");
         let text = |start, text: &str| LiveItem::Text { base: 0, start, text: text.into() };
         log.publish_live(&run("r"), text(0, "Hel"));
@@ -155,9 +184,9 @@ async fn open_text_is_known_to_who_comes_later_until_its_message_closes_it() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_step_index_is_found_where_it_first_stood() {
-    for Backend { log, .. } in backends(|_| {}) {
+    for Backend { log, .. } in backends(|_| {}).await {
         // Repeated, restarting and missing indices.
         let facts = [0, 1, 5, 0, 1, 9].into_iter().map(step).collect();
         log.append(append("r", 0, facts)).await.expect("appended");
@@ -175,9 +204,9 @@ async fn a_step_index_is_found_where_it_first_stood() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn lists_give_the_newest_first_page_by_page() {
-    for Backend { log, .. } in backends(|_| {}) {
+    for Backend { log, .. } in backends(|_| {}).await {
         for n in 0..5 {
             let at = |fact: Fact| Fact { at: n, ..fact };
             log.append(append(&format!("r{n}"), 0, vec![at(step(0))])).await.expect("appended");
@@ -195,7 +224,7 @@ async fn lists_give_the_newest_first_page_by_page() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn retention_removes_settled_runs_and_a_run_that_comes_again_goes_on_behind_its_old_numbers() {
     for limit in ["age", "count", "bytes"] {
         let change = |settings: &mut Settings| match limit {
@@ -203,11 +232,11 @@ async fn retention_removes_settled_runs_and_a_run_that_comes_again_goes_on_behin
             "count" => settings.log.retention.runs_max = 1,
             _ => settings.log.retention.bytes_max = 1,
         };
-        for Backend { log, embedded, .. } in backends(change) {
+        for Backend { log, .. } in backends(change).await {
             log.append(append("old", 0, vec![step(0), step(1), settled(1000)])).await.expect("appended");
             log.append(append("open", 0, vec![step(0)])).await.expect("appended");
             let later = Instant::now() + Duration::from_millis(10_001);
-            assert_eq!(embedded.sweep(later).await, 1, "{limit}: the settled run and no other");
+            assert_eq!(log.sweep(later).await, 1, "{limit}: the settled run and no other");
             assert!(log.info(&run("old")).await.expect("readable").is_none());
             assert_eq!(seqs(&log, "old", 0, ALL).await, [0; 0]);
             assert_eq!(log.place_of_step(&run("old"), 9).await.expect("readable"), None);
@@ -220,9 +249,10 @@ async fn retention_removes_settled_runs_and_a_run_that_comes_again_goes_on_behin
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_acknowledged_is_there_after_the_log_is_opened_again() {
-    for Backend { log, embedded, settings, _folder } in backends(|_| {}) {
+    for backend in backends(|_| {}).await {
+        let log = backend.log.clone();
         log.append(append("r", 0, vec![step(0), step(1)])).await.expect("appended");
         log.append(append("gone", 0, vec![settled(0)])).await.expect("appended");
         let before = log.info(&run("r")).await.expect("readable");
@@ -231,19 +261,20 @@ async fn what_is_acknowledged_is_there_after_the_log_is_opened_again() {
             log.append(append("r", 2, vec![step(2)])).await.is_err_and(|error| error.is_temporary()),
             "a closed log takes nothing"
         );
-        drop((log, embedded));
-        let log: Arc<dyn Log> = Arc::new(Embedded::open(&settings.log, 64).expect("opens again"));
+        drop(log);
+        let Backend { log, .. } = &backend.open().await;
         assert_eq!(log.info(&run("r")).await.expect("readable"), before);
         assert_eq!(seqs(&log, "r", 0, ALL).await, [1, 2]);
         assert_eq!(log.append(append("r", 2, vec![step(2)])).await.expect("appended")[0].seq, 3);
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_clock_that_jumps_removes_nothing_too_early_and_takes_lists_apart_nowhere() {
     const DAY: i64 = 24 * 3600 * 1000;
     let change = |settings: &mut Settings| settings.log.retention.age_max_s = 3600;
-    for Backend { log, embedded, settings, _folder } in backends(change) {
+    for backend in backends(change).await {
+        let log = backend.log.clone();
         let now = runcast::now();
         // By the time of day these were made and settled now, a day ago, in a day, and now again.
         for (name, at) in [("r0", now), ("r1", now - DAY), ("r2", now + DAY), ("r3", now)] {
@@ -251,7 +282,7 @@ async fn a_clock_that_jumps_removes_nothing_too_early_and_takes_lists_apart_nowh
             log.append(append(name, 0, facts)).await.expect("appended");
         }
         let (begun, hour) = (Instant::now(), Duration::from_secs(3600));
-        assert_eq!(embedded.sweep(begun).await, 0, "what was settled just now is not old");
+        assert_eq!(log.sweep(begun).await, 0, "what was settled just now is not old");
         let mut listed = Vec::new();
         let mut before = None;
         loop {
@@ -267,26 +298,25 @@ async fn a_clock_that_jumps_removes_nothing_too_early_and_takes_lists_apart_nowh
         assert!(info.updated_at >= info.created_at);
 
         // A restart has only the time of day: what is from the future is taken as new.
-        log.close().await;
-        drop((log, embedded));
-        let again = Embedded::open(&settings.log, 64).expect("opens again");
+        drop(log);
+        let Backend { log: again, .. } = &backend.open().await;
         assert_eq!(again.sweep(Instant::now()).await, 1, "the run of yesterday");
         assert!(again.info(&run("r1")).await.expect("readable").is_none());
         assert_eq!(again.sweep(Instant::now() + hour + Duration::from_secs(5)).await, 3, "all are older than an hour");
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn of_too_many_runs_those_go_that_were_settled_first_whatever_the_clock_said() {
     let change = |settings: &mut Settings| settings.log.retention.runs_max = 2;
-    for Backend { log, embedded, .. } in backends(change) {
+    for Backend { log, .. } in backends(change).await {
         // The clock is set back before each.
         for (name, at) in [("first", 9_000_000), ("second", 5_000_000), ("third", 1_000_000)] {
             log.append(append(name, 0, vec![Fact { at, ..step(0) }, settled(at)])).await.expect("appended");
             // Two ends in one millisecond have no order that anybody could see.
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        assert_eq!(embedded.sweep(Instant::now()).await, 1);
+        assert_eq!(log.sweep(Instant::now()).await, 1);
         assert!(log.info(&run("first")).await.expect("readable").is_none());
         assert!(log.info(&run("third")).await.expect("readable").is_some());
     }

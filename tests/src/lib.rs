@@ -6,6 +6,7 @@ pub mod bridge;
 pub mod cuts;
 pub mod daemon;
 pub mod fixtures;
+pub mod nats;
 pub mod peers;
 pub mod postgres;
 pub mod process;

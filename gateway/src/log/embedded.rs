@@ -13,7 +13,6 @@ mod overlay;
 mod recovery;
 mod retention;
 mod store;
-mod tails;
 mod writer;
 
 use std::{
@@ -39,10 +38,9 @@ use self::{
     disk::{Disk, Folder, advice},
     index::Index,
     store::{Fault, Store},
-    tails::Tails,
     writer::{Command, Writer, uptime},
 };
-use super::{Append, AppendError, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail};
+use super::{Append, AppendError, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail, tails::Tails};
 use crate::ops::metrics;
 
 /// Why the log cannot be opened; the text says what to do.
@@ -128,16 +126,6 @@ impl Embedded {
             unreadable: Mutex::default(),
             opened,
         })
-    }
-
-    /// Removes settled runs beyond the configured limits; gives how many went. A run's age is measured by the clock that
-    /// does not jump; `now` is its present.
-    pub async fn sweep(&self, now: Instant) -> u64 {
-        let (reply, answer) = oneshot::channel();
-        if self.commands.send(Command::Sweep { now: uptime(self.opened, now), reply }).await.is_err() {
-            return 0;
-        }
-        answer.await.unwrap_or(0)
     }
 
     fn index(&self) -> std::sync::MutexGuard<'_, Index> {
@@ -295,6 +283,14 @@ impl Log for Embedded {
         let own = run.clone();
         let saved = self.view(run, move |file| store::place_of_step(file, (&own, number), index)).await?;
         Ok(saved.into_iter().chain(recent).reduce(journal::nearest))
+    }
+
+    async fn sweep(&self, now: Instant) -> u64 {
+        let (reply, answer) = oneshot::channel();
+        if self.commands.send(Command::Sweep { now: uptime(self.opened, now), reply }).await.is_err() {
+            return 0;
+        }
+        answer.await.unwrap_or(0)
     }
 
     fn stats(&self) -> LogStats {

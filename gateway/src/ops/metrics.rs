@@ -127,6 +127,11 @@ fn describe() {
     describe_counter!("runcast_log_written_bytes_total", Unit::Bytes, "Bytes of events committed to the log.");
     describe_histogram!("runcast_log_commit_seconds", Unit::Seconds, "Time of one commit.");
     describe_counter!("runcast_log_failures_total", "Times that the log's device failed; retries are not counted.");
+    describe_histogram!("runcast_log_append_seconds", Unit::Seconds, "From a message or batch to the answer of the bus.");
+    describe_counter!("runcast_tail_refused_total", "Messages of the bus that no stream has stamped or that cannot be read.");
+    describe_counter!("runcast_tail_holes_total", "Events of a watched run that the bus told out of order: the log was read.");
+    describe_counter!("runcast_tail_found_total", "Events of watched runs that were found by comparing with the log.");
+    describe_counter!("runcast_live_dropped_total", "Live messages that were not told to other replicas.");
     describe_gauge!("runcast_log_writable", "1 when the log takes appends, else 0; /readyz says why.");
     describe_counter!("runcast_log_openings_total", "Times that the log was opened again after its device had failed.");
     describe_gauge!("runcast_log_damaged_runs", "Runs that cannot be read because their entry in the log is damaged.");
@@ -412,6 +417,26 @@ pub fn log_committed(events: usize, bytes: usize, took: Duration) {
 pub fn log_failed(what: &str) {
     counter!("runcast_log_failures_total").increment(1);
     tracing::error!(what, "the log's device has failed; ingest waits, and it is tried again");
+}
+
+pub fn log_append(took: Duration) {
+    histogram!("runcast_log_append_seconds").record(took.as_secs_f64());
+}
+
+pub fn tail_message_refused() {
+    counter!("runcast_tail_refused_total").increment(1);
+}
+
+pub fn tail_hole() {
+    counter!("runcast_tail_holes_total").increment(1);
+}
+
+pub fn tail_found(events: usize) {
+    counter!("runcast_tail_found_total").increment(events as u64);
+}
+
+pub fn live_not_told() {
+    counter!("runcast_live_dropped_total").increment(1);
 }
 
 pub fn log_writable(is_writable: bool) {

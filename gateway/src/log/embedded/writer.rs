@@ -20,10 +20,12 @@ use super::{
     recovery::Recovery,
     retention,
     store::{Fault, Store, Tables, push_entry},
-    tails::{Commit, Kept, Reply},
 };
 use crate::{
-    log::{Append, AppendError},
+    log::{
+        Append, AppendError,
+        tails::{Commit, Kept, Reply},
+    },
     ops::metrics,
 };
 

@@ -58,8 +58,12 @@ impl Slot {
         }
     }
 
+    fn is_followed(&self) -> bool {
+        self.followers.as_ref().is_some_and(|followers| followers.receiver_count() > 0)
+    }
+
     fn is_idle(&self) -> bool {
-        self.open.text.is_empty() && self.followers.as_ref().is_none_or(|followers| followers.receiver_count() == 0)
+        self.open.text.is_empty() && !self.is_followed()
     }
 }
 
@@ -81,6 +85,16 @@ impl Tails {
         Tail { items: followers.subscribe(), open: slot.open.clone(), head: head() }
     }
 
+    /// Whether anybody follows the run.
+    pub fn is_followed(&self, run: &RunId) -> bool {
+        self.slots().by_run.get(run).is_some_and(Slot::is_followed)
+    }
+
+    /// The open text of a run.
+    pub fn open(&self, run: &RunId) -> OpenText {
+        self.slots().by_run.get(run).map(|slot| slot.open.clone()).unwrap_or_default()
+    }
+
     pub fn tell_live(&self, run: &RunId, item: LiveItem) {
         let mut slots = self.slots();
         let slot = slots.by_run.entry(run.clone()).or_default();
@@ -98,7 +112,7 @@ impl Tails {
     }
 
     /// Tells commits, in order, that the index has already. `at`: when they were kept.
-    fn tell_committed(&self, commits: Vec<Commit>, at: Instant) {
+    pub fn tell_committed(&self, commits: Vec<Commit>, at: Instant) {
         let mut slots = self.slots();
         for (run, events) in commits {
             let Some(slot) = slots.by_run.get_mut(&run) else { continue };

@@ -1,0 +1,141 @@
+//! Streams and buckets: made if they are missing, taken if they fit, refused with what differs.
+
+use std::time::Duration;
+
+use async_nats::jetstream::{
+    Context,
+    context::{GetStreamErrorKind, KeyValueErrorKind},
+    kv,
+    stream::{Config, DiscardPolicy, Republish, StorageType},
+};
+use runcast_config::Nats as NatsSettings;
+
+use super::{OpenError, names::Names};
+
+/// How the stream of events must be.
+fn stream_of_events(names: &Names, settings: &NatsSettings) -> Config {
+    Config {
+        name: names.stream.clone(),
+        description: Some("Events of runs; runcast removes them run by run".into()),
+        subjects: vec![names.all_logs()],
+        max_bytes: settings.stream_bytes_max,
+        discard: DiscardPolicy::New,
+        storage: StorageType::File,
+        num_replicas: settings.replicas,
+        allow_direct: true,
+        allow_atomic_publish: true,
+        republish: Some(Republish { source: names.all_logs(), destination: names.all_tails(), headers_only: false }),
+        ..Config::default()
+    }
+}
+
+/// How the stream of the parts of large events must be.
+fn stream_of_parts(names: &Names, settings: &NatsSettings) -> Config {
+    Config {
+        name: names.parts.clone(),
+        description: Some("Parts of events that are larger than a message".into()),
+        subjects: vec![names.all_parts()],
+        max_bytes: settings.stream_bytes_max,
+        discard: DiscardPolicy::New,
+        storage: StorageType::File,
+        num_replicas: settings.replicas,
+        allow_direct: true,
+        ..Config::default()
+    }
+}
+
+/// What differs in a way that runcast cannot work with; nothing if it fits.
+fn differences(found: &Config, wanted: &Config) -> Vec<String> {
+    let mut out = Vec::new();
+    let mut differ = |what: &str, found: String, wanted: String| {
+        if found != wanted {
+            out.push(format!("{what} is {found} and must be {wanted}"));
+        }
+    };
+    differ("subjects", format!("{:?}", found.subjects), format!("{:?}", wanted.subjects));
+    differ("retention", format!("{:?}", found.retention), format!("{:?}", wanted.retention));
+    differ("discard", format!("{:?}", found.discard), format!("{:?}", wanted.discard));
+    differ("max_age", format!("{:?}", found.max_age), format!("{:?}", wanted.max_age));
+    differ("allow_direct", found.allow_direct.to_string(), wanted.allow_direct.to_string());
+    differ("allow_atomic", found.allow_atomic_publish.to_string(), wanted.allow_atomic_publish.to_string());
+    differ("republish", format!("{:?}", found.republish), format!("{:?}", wanted.republish));
+    let unlimited = |count: i64| if count > 0 { count.to_string() } else { "unlimited".to_owned() };
+    differ("max_msgs", unlimited(found.max_messages), unlimited(wanted.max_messages));
+    differ("max_msgs_per_subject", unlimited(found.max_messages_per_subject), unlimited(wanted.max_messages_per_subject));
+    for (what, is_set) in [("no_ack", found.no_ack), ("sealed", found.sealed), ("deny_purge", found.deny_purge)] {
+        differ(what, is_set.to_string(), "false".into());
+    }
+    out
+}
+
+/// Takes or makes a stream. Without `make` it only looks; then `false` says that it is missing.
+async fn stream(context: &Context, wanted: Config, make: bool) -> Result<bool, OpenError> {
+    let name = wanted.name.clone();
+    let failed = |why: String| OpenError::Setup { name: name.clone(), why };
+    match context.get_stream(&name).await {
+        Ok(mut found) => {
+            let info = found.info().await.map_err(|error| failed(error.to_string()))?;
+            let differences = differences(&info.config, &wanted);
+            if differences.is_empty() { Ok(true) } else { Err(OpenError::Differs { name, what: differences.join("; ") }) }
+        }
+        Err(error) => match error.kind() {
+            GetStreamErrorKind::JetStream(why) if why.error_code() == async_nats::jetstream::ErrorCode::STREAM_NOT_FOUND => {
+                if make {
+                    tracing::info!(stream = name, "the stream is made");
+                    // Another replica may make it at the same time: the server takes the same wish twice.
+                    context.create_stream(wanted).await.map_err(|error| failed(error.to_string()))?;
+                }
+                Ok(make)
+            }
+            _ => Err(failed(error.to_string())),
+        },
+    }
+}
+
+async fn bucket(context: &Context, config: kv::Config) -> Result<kv::Store, OpenError> {
+    let name = config.bucket.clone();
+    let failed = |why: String| OpenError::Setup { name: name.clone(), why };
+    match context.get_key_value(&name).await {
+        Ok(store) => Ok(store),
+        Err(error) if matches!(error.kind(), KeyValueErrorKind::GetBucket) => {
+            context.create_key_value(config).await.map_err(|error| failed(error.to_string()))
+        }
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+/// The buckets, once they are there.
+pub(super) struct Buckets {
+    pub runs: kv::Store,
+    pub owners: kv::Store,
+    pub leases: kv::Store,
+}
+
+/// Makes what is missing, takes what fits.
+pub(super) async fn prepare(context: &Context, names: &Names, settings: &NatsSettings) -> Result<Buckets, OpenError> {
+    stream(context, stream_of_events(names, settings), true).await?;
+    stream(context, stream_of_parts(names, settings), true).await?;
+    let config = |bucket: &str, description: &str, max_age| kv::Config {
+        bucket: bucket.to_owned(),
+        description: description.to_owned(),
+        history: 1,
+        max_age,
+        num_replicas: settings.replicas,
+        ..kv::Config::default()
+    };
+    let lease = Duration::from_millis(settings.lease_ms);
+    Ok(Buckets {
+        runs: bucket(context, config(&names.runs, "What is known of each run", Duration::ZERO)).await?,
+        owners: bucket(context, config(&names.owners, "Which replica follows which run", Duration::ZERO)).await?,
+        leases: bucket(context, config(&names.leases, "Replicas that live", lease)).await?,
+    })
+}
+
+/// Looks whether what is there fits; says of each stream whether it is there.
+pub(super) async fn look(context: &Context, names: &Names, settings: &NatsSettings) -> Result<Vec<(String, bool)>, OpenError> {
+    let mut found = Vec::new();
+    for wanted in [stream_of_events(names, settings), stream_of_parts(names, settings)] {
+        found.push((wanted.name.clone(), stream(context, wanted, false).await?));
+    }
+    Ok(found)
+}
