@@ -4,11 +4,15 @@
 
 mod known;
 mod load;
+mod memory;
 mod postgres;
 mod secret;
 mod settings;
 
 pub use load::{ConfigError, load, render};
+pub use memory::{
+    ANSWER_BYTES, ANSWERS_MAX, BATCH_COPIES, FRAME_COPIES, FREE_BYTES, LINE_COPIES, MemoryMax, Part, REBUILD_BYTES, TEXT_COPIES,
+};
 pub use postgres::Postgres;
 pub use secret::Secret;
 pub use settings::{Auth, Fanout, Find, Ingest, Log, Ndjson, Retention, Server, Settings, Stream, Token, Upstream};

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use runcast_config::{Settings, Upstream};
+use runcast_config::{MemoryMax, Settings, Upstream};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     downstream::{Gateway, listen, watch::Drain},
     fanout::Hubs,
     ingest::Ingest,
-    log::{Embedded, Log},
+    log::{Embedded, Log, TailLimits},
     ops::{
         health::{self, Admin, Upstreams},
         metrics,
@@ -36,8 +36,14 @@ impl App {
     pub async fn start(settings: Settings) -> anyhow::Result<Self> {
         check_exposure(&settings)?;
         let render = metrics::install().context("cannot collect metrics")?;
+        let memory_max = MemoryMax::of(&settings).total();
+        metrics::memory_max(memory_max);
+        tracing::info!(
+            memory_max,
+            "the most memory that these settings allow, in bytes; `runcast check` says of what it is the sum"
+        );
         let settings = Arc::new(settings);
-        let log = Arc::new(Embedded::open(&settings.log, settings.fanout.tail_max)?);
+        let log = Arc::new(Embedded::open(&settings.log, TailLimits::of(&settings))?);
         let shared: Arc<dyn Log> = log.clone();
         let listener = bind(settings.server.listen, "server.listen").await?;
         let admin_listener = bind(settings.server.admin_listen, "server.admin_listen").await?;
@@ -73,7 +79,7 @@ impl App {
             stopped.clone(),
         ));
 
-        tasks.spawn(listen::serve(listener, routes, settings.clone(), stopped.clone()));
+        tasks.spawn(listen::serve(listener, routes, settings.clone(), gateway.budget(), stopped.clone()));
         let admin = health::routes(Admin {
             log: shared,
             render: render.clone(),

@@ -5,6 +5,7 @@ pub mod connect;
 pub mod cors;
 pub mod grpc;
 pub mod handover;
+mod held;
 pub mod listen;
 pub mod raw;
 pub mod rest;
@@ -13,7 +14,7 @@ pub mod sse;
 pub mod watch;
 pub mod websocket;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -23,16 +24,18 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use runcast_config::Settings;
+use runcast_config::{ANSWERS_MAX, Settings};
 use runcast_translators::{
     event::{RunId, RunInfo},
     goodbye::Goodbye,
 };
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tower::ServiceExt as _;
 
-use self::{admit::Gate, watch::Drain};
+use self::{admit::Gate, held::Slot, watch::Drain};
 use crate::{
     answer,
+    budget::Budget,
     control::{Controls, Found},
     fanout::Hubs,
     log::{Log, ReadError},
@@ -50,12 +53,23 @@ struct Shared {
     settings: Arc<Settings>,
     gate: Gate,
     drain: Drain,
+    /// For what clients hold that are slow to take it.
+    budget: Budget,
+    /// For answers that are being made whole.
+    making: Semaphore,
 }
 
 impl Gateway {
     pub fn new(log: Arc<dyn Log>, hubs: Hubs, controls: Controls, settings: Arc<Settings>, drain: Drain) -> Self {
         let gate = Gate::new(&settings);
-        Self(Arc::new(Shared { log, hubs, controls, settings, gate, drain }))
+        let budget = Budget::new(settings.stream.stalled_bytes_max, metrics::client_cut_off);
+        let making = Semaphore::new(ANSWERS_MAX);
+        Self(Arc::new(Shared { log, hubs, controls, settings, gate, drain, budget, making }))
+    }
+
+    /// For what clients hold that are slow to take it: sockets are given it.
+    pub fn budget(&self) -> Budget {
+        self.0.budget.clone()
     }
 
     /// The service of the client port. `ingest`: the routes by which runs are sent in.
@@ -70,13 +84,17 @@ impl Gateway {
         let rest = rest.route_layer(from_fn_with_state(self.clone(), require_token));
         let grpc = grpc::service(self);
         let connect = connect::service(self);
+        let (budget, wait) = (self.budget(), Duration::from_millis(self.settings().server.header_timeout_ms));
         let rpc = move |request: Request| {
-            let (grpc, connect) = (grpc.clone(), connect.clone());
+            let (grpc, connect, request) = (grpc.clone(), connect.clone(), held::received(request, budget.clone(), wait));
             async move { serve_rpc(request, grpc, connect).await }
         };
         // Whoever speaks to no route of ours may speak sdk.v1: its paths are names of services.
         let known = streams.merge(rest).method_not_allowed_fallback(wrong_method).fallback(rpc);
-        known.layer(from_fn_with_state(self.clone(), cors::allow)).layer(from_fn_with_state(self.clone(), check_origin))
+        known
+            .layer(from_fn_with_state(self.clone(), cors::allow))
+            .layer(from_fn_with_state(self.clone(), check_origin))
+            .layer(from_fn_with_state(self.clone(), hold))
     }
 
     fn log(&self) -> &Arc<dyn Log> {
@@ -106,6 +124,11 @@ impl Gateway {
 
     fn gate(&self) -> &Gate {
         &self.0.gate
+    }
+
+    /// A place for making an answer whole, until it has found room to wait for its client.
+    async fn making(&self) -> Option<SemaphorePermit<'_>> {
+        self.0.making.acquire().await.ok()
     }
 
     fn drain(&self) -> Drain {
@@ -159,6 +182,13 @@ impl NoRun {
         }
         response
     }
+}
+
+/// Answers that libraries send lie in a slot.
+async fn hold(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
+    let slot = Slot::new(gateway.budget());
+    request.extensions_mut().insert(slot.clone());
+    slot.answer(next.run(request).await)
 }
 
 async fn wrong_method() -> Response {

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use runcast::log::{Append, AppendError, Embedded, LiveItem, Log, ReadLimit, RunFilter, TailItem};
+use runcast::log::{Append, AppendError, Embedded, LiveItem, Log, ReadLimit, RunFilter, TailItem, TailLimits};
 use runcast_config::Settings;
 use runcast_translators::{
     event::{AssistantMessage, Body, Fact, Family, NewRun, Outcome, RunId, RunStatus, Step},
@@ -24,7 +24,8 @@ fn backends(change: impl Fn(&mut Settings)) -> Vec<Backend> {
     let mut settings = Settings::default();
     settings.log.path = folder.path().join("log");
     change(&mut settings);
-    let embedded = Arc::new(Embedded::open(&settings.log, 64).expect("opens"));
+    let embedded =
+        Arc::new(Embedded::open(&settings.log, TailLimits { items_max: 64, ..TailLimits::of(&settings) }).expect("opens"));
     vec![Backend { log: embedded.clone(), embedded, settings, _folder: folder }]
 }
 
@@ -128,7 +129,7 @@ async fn a_follower_misses_nothing_and_is_told_nothing_before_it_is_kept() {
                     let known = seen.last().copied().unwrap_or(0);
                     seen.extend(events.iter().map(|event| event.seq).filter(|seq| *seq > known));
                 }
-                Ok(TailItem::Live(_)) => {}
+                Ok(TailItem::Live { .. } | TailItem::Behind) => {}
                 Err(_) => {
                     tail = log.tail(&run("r")).await.expect("followed");
                     seen = seqs(&log, "r", 0, ALL).await;
@@ -232,7 +233,9 @@ async fn what_is_acknowledged_is_there_after_the_log_is_opened_again() {
             "a closed log takes nothing"
         );
         drop((log, embedded));
-        let log: Arc<dyn Log> = Arc::new(Embedded::open(&settings.log, 64).expect("opens again"));
+        let log: Arc<dyn Log> = Arc::new(
+            Embedded::open(&settings.log, TailLimits { items_max: 64, ..TailLimits::of(&settings) }).expect("opens again"),
+        );
         assert_eq!(log.info(&run("r")).await.expect("readable"), before);
         assert_eq!(seqs(&log, "r", 0, ALL).await, [1, 2]);
         assert_eq!(log.append(append("r", 2, vec![step(2)])).await.expect("appended")[0].seq, 3);
@@ -269,7 +272,8 @@ async fn a_clock_that_jumps_removes_nothing_too_early_and_takes_lists_apart_nowh
         // A restart has only the time of day: what is from the future is taken as new.
         log.close().await;
         drop((log, embedded));
-        let again = Embedded::open(&settings.log, 64).expect("opens again");
+        let again =
+            Embedded::open(&settings.log, TailLimits { items_max: 64, ..TailLimits::of(&settings) }).expect("opens again");
         assert_eq!(again.sweep(Instant::now()).await, 1, "the run of yesterday");
         assert!(again.info(&run("r1")).await.expect("readable").is_none());
         assert_eq!(again.sweep(Instant::now() + hour + Duration::from_secs(5)).await, 3, "all are older than an hour");

@@ -6,6 +6,7 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse as _, Response},
 };
+use runcast_config::{ANSWER_BYTES, FREE_BYTES};
 use runcast_translators::{
     bridge::{self, Message, Offset, encode},
     event::{Body, Event, RunId, RunInfo},
@@ -15,6 +16,7 @@ use runcast_translators::{
 
 use super::{
     Gateway, NoRun,
+    held::Slot,
     rest::{read_list_cursor, write_list_cursor},
     watch::{Happening, Watch},
 };
@@ -139,7 +141,13 @@ impl Calls {
         Ok(encode::list_runs(&runs, page.next.map(write_list_cursor).as_deref()))
     }
 
-    pub async fn observe(&self, headers: &HeaderMap, run: &str, after_offset: Option<&str>) -> Result<Observation, RpcError> {
+    pub async fn observe(
+        &self,
+        headers: &HeaderMap,
+        run: &str,
+        after_offset: Option<&str>,
+        slot: Slot,
+    ) -> Result<Observation, RpcError> {
         self.admit(headers)?;
         let info = self.info(run).await?;
         if self.gateway.drain().has_begun() {
@@ -161,7 +169,7 @@ impl Calls {
                 after_result = info.is_settled() && offset.seq == info.head;
                 if offset.part == bridge::cursor::Part::Done {
                     // Everything was delivered: a clean, empty end.
-                    return if after_result { Ok(Observation::empty()) } else { Err(never()) };
+                    return if after_result { Ok(Observation::empty(slot)) } else { Err(never()) };
                 }
                 Position::at(offset.seq)
             }
@@ -173,7 +181,7 @@ impl Calls {
             Some((_, Some(event))) if after_result => Some(encode::done(&event, watch.reader.context())),
             _ => None,
         };
-        Ok(Observation { watch: Some(watch), waiting: done.into_iter().collect(), items: Vec::new() })
+        Ok(Observation { watch: Some(watch), slot, waiting: done.into_iter().collect(), items: Vec::new() })
     }
 
     pub async fn wait(&self, headers: &HeaderMap, run: &str) -> Result<Message, RpcError> {
@@ -204,18 +212,30 @@ impl Calls {
         }
     }
 
-    pub async fn conversation(&self, headers: &HeaderMap, run: &str) -> Result<Message, RpcError> {
+    pub async fn conversation(&self, headers: &HeaderMap, run: &str, slot: Slot) -> Result<Message, RpcError> {
         self.admit(headers)?;
         let info = self.info(run).await?;
-        let mut events: Vec<Arc<Event>> = Vec::new();
-        let mut after = info.first - 1;
+        let limit = self.gateway.settings().stream.record_bytes_max;
+        let _place = self.gateway.making().await;
+        let (mut conversation, mut after) = (encode::Conversation::default(), info.first - 1);
         loop {
-            let page = self.gateway.log().read(&info.run, after, ReadLimit { events_max: 1024, bytes_max: 8 << 20 }).await?;
+            let page = ReadLimit { events_max: 1024, bytes_max: ANSWER_BYTES };
+            let page = self.gateway.log().read(&info.run, after, page).await?;
             let Some(last) = page.last() else { break };
             after = last.seq;
-            events.extend(page);
+            page.iter().for_each(|event| conversation.push(event));
+            if conversation.bytes() > limit {
+                metrics::refused(self.protocol, "too_large");
+                let message = format!("the conversation is larger than {limit} bytes: observe the run");
+                return Err(RpcError::new(RpcCode::ResourceExhausted, message, None));
+            }
         }
-        Ok(encode::conversation(events.iter().map(AsRef::as_ref)))
+        let message = conversation.message();
+        let bytes = message.proto.len() + message.json.len();
+        if bytes > FREE_BYTES {
+            slot.hold(bytes).await;
+        }
+        Ok(message)
     }
 
     pub async fn cancel(&self, headers: &HeaderMap, run: &str) -> Result<Message, RpcError> {
@@ -274,17 +294,19 @@ pub(super) async fn settled(log: &Arc<dyn Log>, run: &RunId) -> Result<Option<(A
 pub(super) struct Observation {
     /// None: nothing follows.
     watch: Option<Watch>,
+    slot: Slot,
     waiting: std::collections::VecDeque<Message>,
     items: Vec<Item>,
 }
 
 impl Observation {
-    fn empty() -> Self {
-        Self { watch: None, waiting: Default::default(), items: Vec::new() }
+    fn empty(slot: Slot) -> Self {
+        Self { watch: None, slot, waiting: Default::default(), items: Vec::new() }
     }
 
     /// The next message; `None` at the clean end.
     pub async fn next(&mut self) -> Option<Result<Message, RpcError>> {
+        let mut room = FREE_BYTES;
         loop {
             if let Some(message) = self.waiting.pop_front() {
                 if let Some(watch) = &mut self.watch {
@@ -294,6 +316,9 @@ impl Observation {
                 return Some(Ok(message));
             }
             let watch = self.watch.as_mut()?;
+            if room == FREE_BYTES {
+                self.slot.free();
+            }
             self.items.clear();
             match watch.next(&mut self.items).await {
                 Happening::Items => {
@@ -308,6 +333,14 @@ impl Observation {
                             Item::Text { .. } => {}
                             Item::Hole { .. } => watch.connection.gap_sent(),
                         }
+                    }
+                    let bytes = self.waiting.iter().map(|message| message.proto.len() + message.json.len()).sum();
+                    if bytes > room && !self.slot.try_hold(bytes) {
+                        // Nothing is held while room is waited for.
+                        self.waiting.clear();
+                        watch.reader.again();
+                        self.slot.hold(bytes).await;
+                        room = bytes;
                     }
                 }
                 Happening::Silence => self.waiting.push_back(encode::keepalive()),

@@ -18,7 +18,7 @@ use tokio::sync::broadcast::error::TryRecvError;
 
 use self::device::{Device, Failing};
 use super::{Embedded, writer::Command};
-use crate::log::{Append, AppendError, Log as _, ReadError, ReadLimit, TailItem};
+use crate::log::{Append, AppendError, Log as _, ReadError, ReadLimit, TailItem, TailLimits};
 
 const ALL: ReadLimit = ReadLimit { events_max: usize::MAX, bytes_max: usize::MAX };
 /// Tries of one append; more is a log that does not come back.
@@ -58,7 +58,7 @@ fn settings() -> Settings {
 }
 
 fn open(device: &Device) -> Result<Embedded, super::OpenError> {
-    Embedded::open_on(Box::new(device.clone()), &settings().log, 4096)
+    Embedded::open_on(Box::new(device.clone()), &settings().log, TailLimits { items_max: 4096, ..TailLimits::of(&settings()) })
 }
 
 /// What one writer has been told, run by run.
@@ -166,7 +166,7 @@ async fn check(failing: Failing, at: u64) -> u64 {
         loop {
             match tail.items.try_recv() {
                 Ok(TailItem::Committed { events, .. }) => seen.extend(events.iter().cloned()),
-                Ok(TailItem::Live(_)) => {}
+                Ok(TailItem::Live { .. } | TailItem::Behind) => {}
                 Err(TryRecvError::Empty) => break,
                 Err(error) => panic!("{error}"),
             }

@@ -13,6 +13,9 @@ use crate::log::{LogStats, RunFilter, RunPage};
 /// Milliseconds since this process opened the log, by a clock that does not jump; negative for what was before.
 pub(super) type Uptime = i64;
 
+/// An entry with its names, in three tables.
+const RUN_BYTES: u64 = 2048;
+
 /// A run as the index holds it: `number` stands for its id in the store's keys.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
@@ -75,6 +78,8 @@ pub(super) struct Index {
     unsaved: HashMap<u64, Unsaved>,
     next_number: u64,
     bytes: u64,
+    /// About how much memory the runs take here, tombstones aside.
+    memory: u64,
     open: u64,
 }
 
@@ -144,9 +149,11 @@ impl Index {
                 settled = settled.map(|_| before);
             }
             self.bytes -= old.info.bytes;
+            self.memory -= memory(&old.info);
             self.open -= u64::from(is_open(&old.info));
         }
         self.bytes += info.bytes;
+        self.memory += memory(&info);
         self.open += u64::from(is_open(&info));
         if !info.tombstone {
             self.by_age.insert((info.created_at, number), info.run.clone());
@@ -230,10 +237,25 @@ impl Index {
         self.by_end.values().filter_map(|run| self.runs.get(run))
     }
 
+    /// About how much memory the runs take here, in bytes.
+    pub fn memory(&self) -> u64 {
+        self.memory
+    }
+
     pub fn stats(&self) -> LogStats {
         // Tombstones are not counted.
         LogStats { runs: self.by_age.len() as u64, open_runs: self.open, bytes: self.bytes, waiting: 0 }
     }
+}
+
+/// About how much memory a run takes in the index.
+pub(super) fn memory(info: &RunInfo) -> u64 {
+    if info.tombstone {
+        return 0;
+    }
+    let texts = [&info.error, &info.summary, &info.model].into_iter().flatten().map(String::len);
+    let values = [&info.usage, &info.cost_usd, &info.row].into_iter().flatten().map(|value| value.bytes().len());
+    RUN_BYTES + texts.chain(values).sum::<usize>() as u64
 }
 
 fn place(info: &RunInfo) -> (u32, Seq, bool) {

@@ -6,7 +6,7 @@ use runcast_config::Retention;
 use runcast_translators::event::RunInfo;
 
 use super::{
-    index::{Entry, Index, Uptime},
+    index::{self, Entry, Index, Uptime},
     store::{Fault, Store},
 };
 use crate::ops::metrics;
@@ -38,17 +38,18 @@ pub(super) fn sweep(store: &Store, index: &Mutex<Index>, limits: &Retention, now
 
 fn over(index: &Index, limits: &Retention, now: Uptime) -> Vec<Entry> {
     let stats = index.stats();
-    let (mut runs, mut bytes) = (stats.runs, stats.bytes);
+    let (mut runs, mut bytes, mut memory) = (stats.runs, stats.bytes, index.memory());
     let age_max = i64::try_from(limits.age_max_s).unwrap_or(i64::MAX).saturating_mul(1000);
     let mut out = Vec::new();
     for entry in index.settled() {
         let is_too_old = entry.settled.is_some_and(|settled| now.saturating_sub(settled) > age_max);
-        if !(is_too_old || runs > limits.runs_max || bytes > limits.bytes_max) {
+        if !(is_too_old || runs > limits.runs_max || bytes > limits.bytes_max || memory > limits.index_bytes_max) {
             // All that follow were settled later.
             break;
         }
         runs -= 1;
         bytes -= entry.info.bytes;
+        memory -= index::memory(&entry.info);
         out.push(entry.clone());
     }
     out

@@ -1,0 +1,301 @@
+//! A budget in bytes that many share. Whoever finds it used up waits, and who has been stuck for the longest goes for it:
+//! one whose peer has taken or sent nothing to speak of for a while. Others that are merely busy are waited for.
+
+use std::{
+    collections::BTreeMap,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, sleep},
+};
+
+/// What is counted as one.
+const UNIT_BYTES: usize = 1024;
+/// Nobody is asked to go who was seen to get on so lately,
+const STUCK_AFTER: Duration = Duration::from_secs(1);
+/// which means that its peer took or sent so much: one that drips is stuck.
+const PROGRESS_BYTES: usize = 64 << 10;
+/// While one waits, those that are stuck are looked for this often.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// See the module.
+#[derive(Clone)]
+pub struct Budget(Arc<Shared>);
+
+struct Shared {
+    units_max: u32,
+    free: Arc<Semaphore>,
+    holders: Mutex<Holders>,
+    /// Counts those that were asked to go.
+    asked: fn(),
+}
+
+/// Those that can be asked to go, in the order in which they were seen to get on.
+#[derive(Default)]
+struct Holders {
+    by_age: BTreeMap<u64, Entry>,
+    next: u64,
+}
+
+struct Entry {
+    since: Instant,
+    units: u32,
+    holder: Weak<dyn Holder>,
+    is_asked: bool,
+}
+
+/// Somebody who can be asked to give back what it holds.
+pub trait Holder: Send + Sync + 'static {
+    fn go(&self);
+}
+
+/// A part of a budget; given back when it is dropped.
+pub struct Held {
+    permit: OwnedSemaphorePermit,
+    /// With its place among the holders, where it can be asked to go.
+    place: Option<Place>,
+}
+
+struct Place {
+    budget: Budget,
+    number: u64,
+    holder: Weak<dyn Holder>,
+    /// How much its peer took or sent since it was last seen to get on.
+    bytes: usize,
+}
+
+impl Budget {
+    /// `asked` is called for each that is asked to go.
+    pub fn new(bytes_max: usize, asked: fn()) -> Self {
+        let units_max = (bytes_max / UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
+        let free = Arc::new(Semaphore::new(units_max));
+        Self(Arc::new(Shared { units_max: units_max as u32, free, holders: Mutex::default(), asked }))
+    }
+
+    /// A part of it, if it is there now. `holder`: who can be asked to go. One that is not there is asked for in the name of
+    /// whoever tries again.
+    pub fn try_take(&self, bytes: usize, holder: Option<&Arc<dyn Holder>>) -> Option<Held> {
+        let units = self.units(bytes);
+        match self.0.free.clone().try_acquire_many_owned(units) {
+            Ok(permit) => Some(self.held(permit, holder)),
+            Err(_) => {
+                self.ask_stuck(units);
+                None
+            }
+        }
+    }
+
+    /// Waits for a part of it; more than all there is counts as all. Who waits must hold nothing that others wait for.
+    pub async fn take(&self, bytes: usize, holder: Option<&Arc<dyn Holder>>) -> Held {
+        let units = self.units(bytes);
+        let mut acquired = pin!(self.0.free.clone().acquire_many_owned(units));
+        loop {
+            tokio::select! {
+                biased;
+                permit = &mut acquired => match permit {
+                    Ok(permit) => return self.held(permit, holder),
+                    // It is never closed.
+                    Err(_) => std::future::pending().await,
+                },
+                () = sleep(LOOK_EVERY) => self.ask_stuck(units),
+            }
+        }
+    }
+
+    /// Whether a part is all there is.
+    pub fn is_all(&self, held: &Held) -> bool {
+        held.permit.num_permits() >= self.0.units_max as usize
+    }
+
+    /// How many bytes are held.
+    pub fn bytes(&self) -> usize {
+        (self.0.units_max as usize).saturating_sub(self.0.free.available_permits()) * UNIT_BYTES
+    }
+
+    fn units(&self, bytes: usize) -> u32 {
+        bytes.div_ceil(UNIT_BYTES).clamp(1, self.0.units_max as usize) as u32
+    }
+
+    fn held(&self, permit: OwnedSemaphorePermit, holder: Option<&Arc<dyn Holder>>) -> Held {
+        let place = holder.map(|holder| {
+            let holder = Arc::downgrade(holder);
+            let number = self.holders().enter(permit.num_permits() as u32, holder.clone());
+            Place { budget: self.clone(), number, holder, bytes: 0 }
+        });
+        Held { permit, place }
+    }
+
+    /// Asks so many of those that are stuck to go that `units` come free, the longest stuck first.
+    fn ask_stuck(&self, units: u32) {
+        let now = Instant::now();
+        let mut wanted = units.saturating_sub(self.0.free.available_permits() as u32);
+        let mut asked = Vec::new();
+        let mut holders = self.holders();
+        for entry in holders.by_age.values_mut() {
+            if wanted == 0 || now.duration_since(entry.since) < STUCK_AFTER {
+                break;
+            }
+            wanted = wanted.saturating_sub(entry.units);
+            if !std::mem::replace(&mut entry.is_asked, true) {
+                asked.extend(entry.holder.upgrade());
+            }
+        }
+        drop(holders);
+        // Outside of the lock: they may give back what they hold at once.
+        for holder in asked {
+            (self.0.asked)();
+            holder.go();
+        }
+    }
+
+    fn holders(&self) -> MutexGuard<'_, Holders> {
+        self.0.holders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Holders {
+    fn enter(&mut self, units: u32, holder: Weak<dyn Holder>) -> u64 {
+        self.next += 1;
+        self.by_age.insert(self.next, Entry { since: Instant::now(), units, holder, is_asked: false });
+        self.next
+    }
+}
+
+impl Held {
+    pub fn bytes(&self) -> usize {
+        self.permit.num_permits() * UNIT_BYTES
+    }
+
+    /// Its peer took or sent so many bytes.
+    pub fn gets_on(&mut self, bytes: usize) {
+        let Some(place) = &mut self.place else { return };
+        place.bytes += bytes;
+        if place.bytes >= PROGRESS_BYTES {
+            place.bytes = 0;
+            let mut holders = place.budget.holders();
+            holders.by_age.remove(&place.number);
+            place.number = holders.enter(self.permit.num_permits() as u32, place.holder.clone());
+        }
+    }
+
+    /// Takes in another part of the same budget.
+    pub fn merge(&mut self, other: Self) {
+        let Self { permit, place } = other;
+        drop(place);
+        self.permit.merge(permit);
+        if let Some(place) = &self.place
+            && let Some(entry) = place.budget.holders().by_age.get_mut(&place.number)
+        {
+            entry.units = self.permit.num_permits() as u32;
+        }
+    }
+
+    /// Gives back all but about `bytes`.
+    pub fn shrink(&mut self, bytes: usize) {
+        let more = self.permit.num_permits().saturating_sub(bytes.div_ceil(UNIT_BYTES).max(1));
+        drop(self.permit.split(more));
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.budget.holders().by_age.remove(&self.number);
+    }
+}
+
+/// A holder that hears of it in its own task.
+#[derive(Default)]
+pub struct Asked(tokio::sync::Notify);
+
+impl Asked {
+    /// Done when it is asked to go.
+    pub async fn wait(&self) {
+        self.0.notified().await;
+    }
+}
+
+impl Holder for Asked {
+    fn go(&self) {
+        self.0.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    const KIB: usize = 1024;
+
+    fn holder() -> (Arc<Asked>, Arc<dyn Holder>) {
+        let asked = Arc::new(Asked::default());
+        (asked.clone(), asked)
+    }
+
+    fn is_asked(asked: &Asked) -> bool {
+        asked.wait().now_or_never().is_some()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_been_stuck_the_longest_goes_and_only_for_one_that_waits() {
+        let budget = Budget::new(10 * KIB, || {});
+        let ((old, old_holder), (new, new_holder)) = (holder(), holder());
+        let mut held = Some(budget.take(6 * KIB, Some(&old_holder)).await);
+        sleep(STUCK_AFTER / 2).await;
+        let _other = budget.take(4 * KIB, Some(&new_holder)).await;
+        sleep(STUCK_AFTER * 10).await;
+        assert!(!is_asked(&old) && !is_asked(&new), "nobody waits");
+        let mut third = pin!(budget.take(5 * KIB, None));
+        tokio::select! {
+            _ = &mut third => panic!("there is no room"),
+            () = old.wait() => {}
+        }
+        held.take();
+        third.await;
+        assert!(!is_asked(&new), "one was enough");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_gets_on_is_waited_for_however_long_it_takes() {
+        let budget = Budget::new(10 * KIB, || {});
+        let (busy, busy_holder) = holder();
+        let mut held = Some(budget.take(10 * KIB, Some(&busy_holder)).await);
+        let mut waits = pin!(budget.take(KIB, None));
+        for _ in 0..100 {
+            tokio::select! {
+                _ = &mut waits => panic!("there is no room"),
+                () = sleep(STUCK_AFTER / 2) => held.iter_mut().for_each(|held| held.gets_on(PROGRESS_BYTES)),
+            }
+        }
+        assert!(!is_asked(&busy));
+        // One that drips is stuck.
+        tokio::select! {
+            _ = &mut waits => panic!("there is no room"),
+            () = async { loop { sleep(STUCK_AFTER / 4).await; held.iter_mut().for_each(|held| held.gets_on(1)); } } => {}
+            () = busy.wait() => {}
+        }
+        held.take();
+        waits.await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn more_than_all_there_is_goes_alone_and_everything_is_given_back() {
+        let budget = Budget::new(10 * KIB, || {});
+        let held = budget.take(1 << 30, None).await;
+        assert_eq!(held.bytes(), 10 * KIB);
+        assert!(budget.try_take(1, None).is_none());
+        drop(held);
+        let mut held = budget.try_take(2 * KIB, None).expect("room");
+        held.merge(budget.try_take(5 * KIB, None).expect("room"));
+        assert_eq!((held.bytes(), budget.bytes()), (7 * KIB, 7 * KIB));
+        held.shrink(3 * KIB);
+        assert_eq!(budget.bytes(), 3 * KIB);
+        drop(held);
+        assert_eq!(budget.bytes(), 0);
+    }
+}
