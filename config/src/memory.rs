@@ -76,8 +76,8 @@ impl MemoryMax {
                 times(ANSWERS_MAX, bytes(ANSWER_BYTES).max(line).saturating_mul(EVENT_COPIES)),
             ),
             part(
-                "lines that are coming: half of ingest.memory_bytes_max, at least 3 × ingest.line_bytes_max",
-                half.max(times(LINE_COPIES, line)),
+                "lines that are coming: half of ingest.memory_bytes_max and 3 × ingest.line_bytes_max",
+                add(half, times(LINE_COPIES, line)),
             ),
             part(
                 "lines on their way into the log: the other half, at least 8 × (ingest.line_bytes_max + ingest.batch_bytes_max)",

@@ -1,5 +1,5 @@
 //! A budget in bytes that many share. Whoever finds it used up waits, and who has been stuck for the longest goes for it:
-//! one whose peer has taken or sent nothing to speak of for a while. Others that are merely busy are waited for.
+//! one whose peer is awaited and has taken or sent nothing to speak of for a while. Others that are merely busy are waited for.
 
 use std::{
     collections::BTreeMap,
@@ -15,9 +15,9 @@ use tokio::{
 
 /// What is counted as one.
 const UNIT_BYTES: usize = 1024;
-/// Nobody is asked to go who was seen to get on so lately,
+/// Nobody is asked to go whose peer has been awaited for less than this,
 const STUCK_AFTER: Duration = Duration::from_secs(1);
-/// which means that its peer took or sent so much: one that drips is stuck.
+/// or took or sent so much since: one that drips is stuck.
 const PROGRESS_BYTES: usize = 64 << 10;
 /// While one waits, those that are stuck are looked for this often.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -34,7 +34,7 @@ struct Shared {
     asked: fn(),
 }
 
-/// Those that can be asked to go, in the order in which they were seen to get on.
+/// Those that await their peers, since the longest first.
 #[derive(Default)]
 struct Holders {
     by_age: BTreeMap<u64, Entry>,
@@ -56,15 +56,16 @@ pub trait Holder: Send + Sync + 'static {
 /// A part of a budget; given back when it is dropped.
 pub struct Held {
     permit: OwnedSemaphorePermit,
-    /// With its place among the holders, where it can be asked to go.
+    /// Where it can be asked to go.
     place: Option<Place>,
 }
 
 struct Place {
     budget: Budget,
-    number: u64,
     holder: Weak<dyn Holder>,
-    /// How much its peer took or sent since it was last seen to get on.
+    /// Among those that await their peers.
+    number: Option<u64>,
+    /// How much its peer took or sent since.
     bytes: usize,
 }
 
@@ -121,11 +122,7 @@ impl Budget {
     }
 
     fn held(&self, permit: OwnedSemaphorePermit, holder: Option<&Arc<dyn Holder>>) -> Held {
-        let place = holder.map(|holder| {
-            let holder = Arc::downgrade(holder);
-            let number = self.holders().enter(permit.num_permits() as u32, holder.clone());
-            Place { budget: self.clone(), number, holder, bytes: 0 }
-        });
+        let place = holder.map(|holder| Place { budget: self.clone(), holder: Arc::downgrade(holder), number: None, bytes: 0 });
         Held { permit, place }
     }
 
@@ -170,28 +167,34 @@ impl Held {
         self.permit.num_permits() * UNIT_BYTES
     }
 
+    /// From here on its peer is awaited, and nobody else.
+    pub fn awaits_peer(&mut self) {
+        if let Some(place) = &mut self.place
+            && place.number.is_none()
+        {
+            let units = self.permit.num_permits() as u32;
+            place.number = Some(place.budget.holders().enter(units, place.holder.clone()));
+        }
+    }
+
     /// Its peer took or sent so many bytes.
     pub fn gets_on(&mut self, bytes: usize) {
         let Some(place) = &mut self.place else { return };
         place.bytes += bytes;
         if place.bytes >= PROGRESS_BYTES {
-            place.bytes = 0;
-            let mut holders = place.budget.holders();
-            holders.by_age.remove(&place.number);
-            place.number = holders.enter(self.permit.num_permits() as u32, place.holder.clone());
+            place.leave();
         }
+    }
+
+    /// Others than its peer are awaited.
+    pub fn awaits_others(&mut self) {
+        self.place.iter_mut().for_each(Place::leave);
     }
 
     /// Takes in another part of the same budget.
     pub fn merge(&mut self, other: Self) {
-        let Self { permit, place } = other;
-        drop(place);
-        self.permit.merge(permit);
-        if let Some(place) = &self.place
-            && let Some(entry) = place.budget.holders().by_age.get_mut(&place.number)
-        {
-            entry.units = self.permit.num_permits() as u32;
-        }
+        self.awaits_others();
+        self.permit.merge(other.permit);
     }
 
     /// Gives back all but about `bytes`.
@@ -201,9 +204,18 @@ impl Held {
     }
 }
 
+impl Place {
+    fn leave(&mut self) {
+        self.bytes = 0;
+        if let Some(number) = self.number.take() {
+            self.budget.holders().by_age.remove(&number);
+        }
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
-        self.budget.holders().by_age.remove(&self.number);
+        self.leave();
     }
 }
 
@@ -245,9 +257,11 @@ mod tests {
     async fn who_has_been_stuck_the_longest_goes_and_only_for_one_that_waits() {
         let budget = Budget::new(10 * KIB, || {});
         let ((old, old_holder), (new, new_holder)) = (holder(), holder());
+        let mut other = budget.take(4 * KIB, Some(&new_holder)).await;
         let mut held = Some(budget.take(6 * KIB, Some(&old_holder)).await);
+        held.iter_mut().for_each(Held::awaits_peer);
         sleep(STUCK_AFTER / 2).await;
-        let _other = budget.take(4 * KIB, Some(&new_holder)).await;
+        other.awaits_peer();
         sleep(STUCK_AFTER * 10).await;
         assert!(!is_asked(&old) && !is_asked(&new), "nobody waits");
         let mut third = pin!(budget.take(5 * KIB, None));
@@ -269,10 +283,17 @@ mod tests {
         for _ in 0..100 {
             tokio::select! {
                 _ = &mut waits => panic!("there is no room"),
-                () = sleep(STUCK_AFTER / 2) => held.iter_mut().for_each(|held| held.gets_on(PROGRESS_BYTES)),
+                () = sleep(STUCK_AFTER / 2) => held.iter_mut().for_each(|held| {
+                    held.gets_on(PROGRESS_BYTES);
+                    held.awaits_peer();
+                }),
             }
         }
+        // Nor does one go that is itself kept waiting.
+        held.iter_mut().for_each(Held::awaits_others);
+        sleep(STUCK_AFTER * 10).await;
         assert!(!is_asked(&busy));
+        held.iter_mut().for_each(Held::awaits_peer);
         // One that drips is stuck.
         tokio::select! {
             _ = &mut waits => panic!("there is no room"),

@@ -123,7 +123,7 @@ struct Shared {
 /// What all runs may hold together.
 struct Memory {
     /// Lines that are coming.
-    coming: Budget,
+    coming: coming::Lines,
     /// Lines and rows on their way into the log. Whoever has a part of it waits for nobody but the log, so everybody's turn
     /// comes.
     batches: Budget,
@@ -142,7 +142,7 @@ impl Memory {
     fn new(settings: &IngestSettings) -> Self {
         let half = settings.memory_bytes_max / 2;
         Self {
-            coming: Budget::new(half, metrics::sender_cut_off),
+            coming: coming::Lines::new(half, metrics::sender_cut_off),
             batches: Budget::new(half, || {}),
             open_text: Budget::new(settings.open_text_bytes_max, || {}),
             rebuilds: Semaphore::new(settings.rebuilds_max.min(Semaphore::MAX_PERMITS)),
@@ -194,7 +194,7 @@ impl Ingest {
 
     /// How many bytes are held of lines that are coming, and of those on their way into the log.
     pub fn memory(&self) -> (usize, usize) {
-        (self.0.memory.coming.bytes(), self.0.memory.batches.bytes())
+        (self.0.memory.coming.budget.bytes(), self.0.memory.batches.bytes())
     }
 
     /// Ends all owners: what they were given is logged when this returns.

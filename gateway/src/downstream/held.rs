@@ -56,6 +56,8 @@ impl Slot {
         if response.body().is_end_stream() {
             return response;
         }
+        // It may never be asked for.
+        lock(&self.0.held).iter_mut().for_each(Held::awaits_peer);
         response.map(|body| {
             *lock(&self.0.content) = Some(Content { body, rest: Bytes::new() });
             Body::new(HeldBody(self))
@@ -134,7 +136,9 @@ impl http_body::Body for HeldBody {
         }
         drop(content);
         if let Some(held) = &mut *lock(&self.0.0.held) {
+            // The last piece was taken.
             held.gets_on(piece.len());
+            held.awaits_peer();
         }
         Poll::Ready(Some(Ok(Frame::data(piece))))
     }
@@ -255,7 +259,9 @@ mod tests {
         let fits = take(50 << 10, &budget).into_body().collect().await.expect("it fits");
         assert_eq!(fits.to_bytes().len(), 50 << 10);
         assert_eq!(budget.bytes(), 0);
-        assert!(take(200 << 10, &budget).into_body().collect().await.is_err());
+        let others = budget.try_take(60 << 10, None);
+        assert!(take(90 << 10, &budget).into_body().collect().await.is_err());
+        drop(others);
         let silent = Body::from_stream(futures_util::stream::pending::<Result<Bytes, io::Error>>());
         assert!(received(Request::new(silent), budget, Duration::from_secs(1)).into_body().collect().await.is_err());
     }

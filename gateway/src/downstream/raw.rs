@@ -177,6 +177,7 @@ impl RawSocket {
                 Ok(written) => written,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     waits();
+                    self.held.iter_mut().for_each(|(held, _)| held.awaits_peer());
                     match self.writable().await {
                         Ok(()) => continue,
                         Err(Unwritten::Stalled(_)) => {

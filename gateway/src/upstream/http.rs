@@ -97,8 +97,11 @@ async fn take(feed: &mut Feed, body: Body, from: u64, door: &Door) -> Result<boo
                 // A piece may be large: lines go on in batches.
                 for part in piece.chunks(settings.batch_bytes_max) {
                     lines.push(part, &mut ready);
-                    send(feed, &mut next, &mut ready).await?;
-                    coming.hold(lines.coming(), part.len()).await?;
+                    if !ready.is_empty() {
+                        coming.is_whole();
+                        send(feed, &mut next, &mut ready).await?;
+                    }
+                    coming.hold(lines.coming(), part.len()).await;
                 }
             }
             Some(Err(error)) => {
