@@ -15,9 +15,7 @@ use tokio::{
 
 /// What is counted as one.
 const UNIT_BYTES: usize = 1024;
-/// Nobody is asked to go whose peer has been awaited for less than this,
-const STUCK_AFTER: Duration = Duration::from_secs(1);
-/// or took or sent so much since: one that drips is stuck.
+/// Whose peer took or sent so much since it was awaited gets on: one that drips is stuck.
 const PROGRESS_BYTES: usize = 64 << 10;
 /// While one waits, those that are stuck are looked for this often.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -28,6 +26,8 @@ pub struct Budget(Arc<Shared>);
 
 struct Shared {
     units_max: u32,
+    /// Nobody is asked to go whose peer has been awaited for less than this.
+    stuck_after: Duration,
     free: Arc<Semaphore>,
     holders: Mutex<Holders>,
     /// Counts those that were asked to go.
@@ -70,11 +70,11 @@ struct Place {
 }
 
 impl Budget {
-    /// `asked` is called for each that is asked to go.
-    pub fn new(bytes_max: usize, asked: fn()) -> Self {
+    /// Nobody is asked to go whose peer has been awaited for less than `stuck_after`; `asked` is called for each that is.
+    pub fn new(bytes_max: usize, stuck_after: Duration, asked: fn()) -> Self {
         let units_max = (bytes_max / UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
         let free = Arc::new(Semaphore::new(units_max));
-        Self(Arc::new(Shared { units_max: units_max as u32, free, holders: Mutex::default(), asked }))
+        Self(Arc::new(Shared { units_max: units_max as u32, stuck_after, free, holders: Mutex::default(), asked }))
     }
 
     /// A part of it, if it is there now. `holder`: who can be asked to go. One that is not there is asked for in the name of
@@ -133,7 +133,7 @@ impl Budget {
         let mut asked = Vec::new();
         let mut holders = self.holders();
         for entry in holders.by_age.values_mut() {
-            if wanted == 0 || now.duration_since(entry.since) < STUCK_AFTER {
+            if wanted == 0 || now.duration_since(entry.since) < self.0.stuck_after {
                 break;
             }
             wanted = wanted.saturating_sub(entry.units);
@@ -243,6 +243,7 @@ mod tests {
     use super::*;
 
     const KIB: usize = 1024;
+    const STUCK_AFTER: Duration = Duration::from_secs(5);
 
     fn holder() -> (Arc<Asked>, Arc<dyn Holder>) {
         let asked = Arc::new(Asked::default());
@@ -255,7 +256,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_has_been_stuck_the_longest_goes_and_only_for_one_that_waits() {
-        let budget = Budget::new(10 * KIB, || {});
+        let budget = Budget::new(10 * KIB, STUCK_AFTER, || {});
         let ((old, old_holder), (new, new_holder)) = (holder(), holder());
         let mut other = budget.take(4 * KIB, Some(&new_holder)).await;
         let mut held = Some(budget.take(6 * KIB, Some(&old_holder)).await);
@@ -276,7 +277,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn whoever_gets_on_is_waited_for_however_long_it_takes() {
-        let budget = Budget::new(10 * KIB, || {});
+        let budget = Budget::new(10 * KIB, STUCK_AFTER, || {});
         let (busy, busy_holder) = holder();
         let mut held = Some(budget.take(10 * KIB, Some(&busy_holder)).await);
         let mut waits = pin!(budget.take(KIB, None));
@@ -306,7 +307,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn more_than_all_there_is_goes_alone_and_everything_is_given_back() {
-        let budget = Budget::new(10 * KIB, || {});
+        let budget = Budget::new(10 * KIB, STUCK_AFTER, || {});
         let held = budget.take(1 << 30, None).await;
         assert_eq!(held.bytes(), 10 * KIB);
         assert!(budget.try_take(1, None).is_none());

@@ -62,7 +62,8 @@ struct Shared {
 impl Gateway {
     pub fn new(log: Arc<dyn Log>, hubs: Hubs, controls: Controls, settings: Arc<Settings>, drain: Drain) -> Self {
         let gate = Gate::new(&settings);
-        let budget = Budget::new(settings.stream.stalled_bytes_max, metrics::client_cut_off);
+        let stuck_after = Duration::from_millis(settings.stream.stuck_after_ms);
+        let budget = Budget::new(settings.stream.stalled_bytes_max, stuck_after, metrics::client_cut_off);
         let making = Semaphore::new(ANSWERS_MAX);
         Self(Arc::new(Shared { log, hubs, controls, settings, gate, drain, budget, making }))
     }

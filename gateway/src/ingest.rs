@@ -23,7 +23,7 @@ use std::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use runcast_config::{BATCH_COPIES, Ingest as IngestSettings};
@@ -141,10 +141,11 @@ const LINE_BYTES: usize = 64;
 impl Memory {
     fn new(settings: &IngestSettings) -> Self {
         let half = settings.memory_bytes_max / 2;
+        let stuck_after = Duration::from_millis(settings.stuck_after_ms);
         Self {
-            coming: coming::Lines::new(half, metrics::sender_cut_off),
-            batches: Budget::new(half, || {}),
-            open_text: Budget::new(settings.open_text_bytes_max, || {}),
+            coming: coming::Lines::new(half, stuck_after, metrics::sender_cut_off),
+            batches: Budget::new(half, stuck_after, || {}),
+            open_text: Budget::new(settings.open_text_bytes_max, stuck_after, || {}),
             rebuilds: Semaphore::new(settings.rebuilds_max.min(Semaphore::MAX_PERMITS)),
         }
     }

@@ -228,7 +228,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_is_whole_however_large_its_pieces_were() {
         for bytes in [0, 1, FREE_BYTES, FREE_BYTES + 1, 10 * FREE_BYTES + 7] {
-            let slot = Slot::new(Budget::new(1 << 20, || {}));
+            let slot = Slot::new(Budget::new(1 << 20, Duration::ZERO, || {}));
             slot.hold(bytes).await;
             let answer = slot.clone().answer(Response::new(body(bytes)));
             assert_eq!(answer.body().size_hint().exact(), Some(bytes as u64));
@@ -241,7 +241,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_stuck_client_holds_is_freed_at_once_and_its_answer_breaks_off() {
-        let slot = Slot::new(Budget::new(1 << 20, || {}));
+        let slot = Slot::new(Budget::new(1 << 20, Duration::ZERO, || {}));
         slot.hold(10 * FREE_BYTES).await;
         let mut answer = slot.clone().answer(Response::new(body(10 * FREE_BYTES))).into_body();
         let first = answer.frame().await.expect("a frame").expect("no error");
@@ -255,7 +255,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_request_comes_soon_and_finds_room_or_is_refused() {
         let take = |bytes, budget: &Budget| received(Request::new(body(bytes)), budget.clone(), Duration::from_secs(1));
-        let budget = Budget::new(100 << 10, || {});
+        let budget = Budget::new(100 << 10, Duration::ZERO, || {});
         let fits = take(50 << 10, &budget).into_body().collect().await.expect("it fits");
         assert_eq!(fits.to_bytes().len(), 50 << 10);
         assert_eq!(budget.bytes(), 0);

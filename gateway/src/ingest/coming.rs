@@ -1,7 +1,7 @@
 //! Room for a line that is coming: a little is free, and for more there is a budget that all senders share. Lines grow, so
 //! senders could wait for each other for ever; beside the budget there is room for one more line of the largest size.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use runcast_config::{FREE_BYTES, LINE_COPIES};
 
@@ -24,8 +24,8 @@ pub struct Coming {
 }
 
 impl Lines {
-    pub fn new(bytes_max: usize, asked: fn()) -> Self {
-        Self { budget: Budget::new(bytes_max, asked), spare: Budget::new(1, asked) }
+    pub fn new(bytes_max: usize, stuck_after: Duration, asked: fn()) -> Self {
+        Self { budget: Budget::new(bytes_max, stuck_after, asked), spare: Budget::new(1, stuck_after, asked) }
     }
 }
 
