@@ -127,7 +127,7 @@ impl Gateway {
         &self.0.gate
     }
 
-    /// A place for making an answer whole, until it has found room to wait for its client.
+    /// A place for making an answer whole. Whoever has it waits for no client.
     async fn making(&self) -> Option<SemaphorePermit<'_>> {
         self.0.making.acquire().await.ok()
     }

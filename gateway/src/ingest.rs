@@ -193,11 +193,6 @@ impl Ingest {
         self.0.memory.batches.take(bytes.saturating_mul(BATCH_COPIES).saturating_add(BATCH_BYTES), None).await
     }
 
-    /// How many bytes are held of lines that are coming, and of those on their way into the log.
-    pub fn memory(&self) -> (usize, usize) {
-        (self.0.memory.coming.budget.bytes(), self.0.memory.batches.bytes())
-    }
-
     /// Ends all owners: what they were given is logged when this returns.
     pub async fn close(&self) {
         self.0.closed.store(true, Ordering::Relaxed);

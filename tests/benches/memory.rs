@@ -1,8 +1,7 @@
-//! Resident memory against `memory_max`: 10,000 connections, half of them stuck, for 30 s of heavy traffic.
+//! Resident memory against `memory_max`: 10,000 connections, half of them stuck, while 100 runs stream.
 //!
-//! `cargo build --release && cargo bench -p runcast-tests --bench memory [-- 10000]`. Most speak SSE and WebSocket, every
-//! tenth Connect. The limits are the defaults but for a smaller `server.connections_max`, `fanout.memory_bytes_max` and
-//! `stream.stalled_bytes_max`, so that they are reached.
+//! `ulimit -n $(ulimit -Hn); cargo build --release && cargo bench -p runcast-tests --bench memory [-- 10000]`. Four of ten
+//! connections speak SSE, four WebSocket, two gRPC over HTTP/2. The limits are small, so that the budgets are used up.
 
 use std::{
     sync::{
@@ -12,74 +11,100 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::StreamExt as _;
 use runcast_tests::{
     process::resident_kib,
-    raw::allow_files,
+    raw::{Numbers, RawStream, allow_files},
+    records::Way,
     server::{Options, Server},
 };
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
-    task::JoinSet,
-};
+use tokio::task::JoinSet;
 
 const RUNS: usize = 100;
-const SPAN: Duration = Duration::from_secs(30);
+/// Of each run.
+const RECORDS: usize = 40;
 /// A few large records among small ones.
 const SIZES: [usize; 4] = [300, 20_000, 2_000, 200_000];
+const MARK: &str = "record-";
+/// Connections that are opened at the same time.
+const OPENING: usize = 64;
 
 fn line(number: usize) -> String {
-    let message = serde_json::json!({"id": "m", "content": [{"type": "text", "text": "x".repeat(SIZES[number % SIZES.len()])}]});
+    let text = format!("{MARK}{number:06} {}", "x".repeat(SIZES[number % SIZES.len()]));
+    let message = serde_json::json!({"id": "m", "content": [{"type": "text", "text": text}]});
     serde_json::json!({"type": "assistant", "message": message, "parent_tool_use_id": null}).to_string() + "\n"
 }
 
-fn request(n: usize, run: &str) -> Vec<u8> {
-    match n % 10 {
-        0 => {
-            let message = format!("{{\"runId\":\"{run}\"}}");
-            let body = [&[0][..], &(message.len() as u32).to_be_bytes(), message.as_bytes()].concat();
-            let head = format!(
-                "POST /sdk.v1.SdkAgentService/ObserveRun HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/connect+json\r\nconnect-protocol-version: 1\r\ncontent-length: {}\r\n\r\n",
-                body.len()
-            );
-            [head.as_bytes(), &body].concat()
-        }
-        1..=4 => format!(
-            "GET /v1/agents/runs/{run}/stream HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-        )
-        .into_bytes(),
-        _ => format!("GET /v1/nodes/{run}/events HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n").into_bytes(),
-    }
+fn options(count: usize) -> Options {
+    Options::default()
+        .env("RUNCAST__SERVER__CONNECTIONS_MAX", count + 300)
+        .env("RUNCAST__INGEST__LINE_BYTES_MAX", 1 << 20)
+        .env("RUNCAST__INGEST__BATCH_BYTES_MAX", 256 << 10)
+        .env("RUNCAST__INGEST__MEMORY_BYTES_MAX", 64 << 20)
+        .env("RUNCAST__INGEST__OPEN_TEXT_BYTES_MAX", 8 << 20)
+        .env("RUNCAST__INGEST__OPEN_RUNS_MAX", 1000)
+        .env("RUNCAST__FANOUT__MEMORY_BYTES_MAX", 64 << 20)
+        .env("RUNCAST__FANOUT__TAIL_BYTES_MAX", 32 << 20)
+        .env("RUNCAST__STREAM__STALLED_BYTES_MAX", 64 << 20)
+        .env("RUNCAST__STREAM__RECORD_BYTES_MAX", 1 << 20)
+        .env("RUNCAST__LOG__RETENTION__INDEX_BYTES_MAX", 16 << 20)
 }
 
-async fn connect(server: &Server, n: usize) -> TcpStream {
-    let mut socket = TcpStream::connect(server.base.trim_start_matches("http://")).await.expect("connected");
-    socket.write_all(&request(n, &format!("r{}", n / 20 % RUNS))).await.expect("asked");
-    let mut first = [0; 12];
-    socket.read_exact(&mut first).await.expect("an answer");
-    assert!(first.ends_with(b"200") || first.ends_with(b"101"), "refused: {}", String::from_utf8_lossy(&first));
-    socket
+/// One that reads everything, or nothing.
+enum Client {
+    Raw(RawStream),
+    Grpc(futures_util::stream::BoxStream<'static, reqwest::Result<bytes::Bytes>>),
+}
+
+impl Client {
+    async fn open(base: String, way: Way, run: String) -> Self {
+        if way != Way::Grpc {
+            return Self::Raw(RawStream::open(&base, way, &run, "").await);
+        }
+        let client = reqwest::Client::builder()
+            .http2_prior_knowledge()
+            .http2_initial_stream_window_size(65_535)
+            .http2_initial_connection_window_size(65_535)
+            .build()
+            .expect("a client");
+        // ObserveRunRequest { run_id }
+        let message = [&[0x0a, run.len() as u8], run.as_bytes()].concat();
+        let body = [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat();
+        let request = client.post(format!("{base}/sdk.v1.SdkAgentService/ObserveRun"));
+        let request = request.header("content-type", "application/grpc+proto").header("te", "trailers").body(body);
+        let answer = request.send().await.expect("an answer");
+        assert_eq!(answer.status().as_u16(), 200);
+        Self::Grpc(answer.bytes_stream().boxed())
+    }
+
+    async fn read_all(self) {
+        match self {
+            Self::Raw(mut stream) => stream.read_numbers(MARK, RECORDS).await,
+            Self::Grpc(mut stream) => {
+                let mut numbers = Numbers::new(MARK);
+                while numbers.count() < RECORDS {
+                    numbers.take(&stream.next().await.expect("it goes on").expect("bytes"));
+                }
+            }
+        }
+    }
 }
 
 fn main() {
     let count: usize = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(10_000);
-    allow_files(2 * count as u64 + 1000);
+    allow_files(count as u64 + 1000);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(measure(count));
 }
 
 async fn measure(count: usize) {
-    let options = Options::default()
-        .env("RUNCAST__SERVER__CONNECTIONS_MAX", count + 200)
-        .env("RUNCAST__FANOUT__MEMORY_BYTES_MAX", 64 << 20)
-        .env("RUNCAST__STREAM__STALLED_BYTES_MAX", 64 << 20);
-    let server = Arc::new(Server::start_with(options));
+    let server = Arc::new(Server::start_with(options(count)));
     let mib = |bytes: u64| bytes >> 20;
     let memory_max = server.metric("runcast_memory_max_bytes", &[]).await as u64;
     for run in 0..RUNS {
-        server.send_lines(&format!("r{run}"), 0, line(0)).await;
+        server.send_lines(&format!("r{run}"), 0, "{\"type\":\"system\",\"subtype\":\"init\"}\n").await;
     }
-    let (peak, read) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let peak = Arc::new(AtomicU64::new(0));
     let (pid, highest) = (server.pid(), peak.clone());
     std::thread::spawn(move || {
         while std::path::Path::new(&format!("/proc/{pid}/status")).exists() {
@@ -88,20 +113,27 @@ async fn measure(count: usize) {
         }
     });
 
-    let (mut stuck, mut reading) = (Vec::new(), JoinSet::new());
-    for n in 0..count {
-        let mut socket = connect(&server, n / 2).await;
-        if n % 2 == 0 {
-            stuck.push(socket);
-            continue;
-        }
-        let read = read.clone();
-        reading.spawn(async move {
-            let mut buffer = vec![0; 16 << 10];
-            while let Ok(length @ 1..) = socket.read(&mut buffer).await {
-                read.fetch_add(length as u64, Ordering::Relaxed);
+    let (mut stuck, mut reading, mut opening) = (Vec::new(), JoinSet::new(), JoinSet::new());
+    for n in 0..=count {
+        if n == count || opening.len() >= OPENING {
+            while let Some(opened) = opening.join_next().await {
+                let (n, client): (usize, Client) = opened.expect("opened");
+                if n % 2 == 0 {
+                    stuck.push(client);
+                } else {
+                    reading.spawn(client.read_all());
+                }
             }
-        });
+        }
+        if n < count {
+            let way = match n / 2 % 10 {
+                0..=3 => Way::Sse,
+                4..=7 => Way::WebSocket,
+                _ => Way::Grpc,
+            };
+            let (base, run) = (server.base.clone(), format!("r{}", n / 20 % RUNS));
+            opening.spawn(async move { (n, Client::open(base, way, run).await) });
+        }
     }
     println!("{count} connections, half of them stuck: {} MiB resident", mib(resident_kib(pid) << 10));
 
@@ -111,27 +143,25 @@ async fn measure(count: usize) {
         let server = server.clone();
         sending.spawn(async move {
             let mut sent = 0;
-            for from in (1_usize..).step_by(SIZES.len()) {
+            for from in (0..RECORDS).step_by(SIZES.len()) {
                 for run in (sender..RUNS).step_by(8) {
-                    if begun.elapsed() > SPAN {
-                        return sent;
-                    }
                     let body: String = (from..from + SIZES.len()).map(line).collect();
                     sent += body.len() as u64;
-                    server.send_lines(&format!("r{run}"), from as u64, body).await;
+                    server.send_lines(&format!("r{run}"), from as u64 + 1, body).await;
                 }
             }
             sent
         });
     }
     let sent: u64 = sending.join_all().await.into_iter().sum();
-    let dropped = server.metric("runcast_goodbyes_total", &["slow_reader"]).await;
-    println!(
-        "{} MiB sent in, {} MiB read, {dropped} stuck clients dropped, {:.0} s",
-        mib(sent),
-        mib(read.load(Ordering::Relaxed)),
-        begun.elapsed().as_secs_f64()
-    );
+    let sent_after = begun.elapsed();
+    let readers = reading.len();
+    reading.join_all().await;
+    let cut_off = server.metric("runcast_stuck_clients_cut_off_total", &[]).await;
+    let slow = server.metric("runcast_goodbyes_total", &["slow_reader"]).await;
+    println!("{} MiB sent in within {:.0} s", mib(sent), sent_after.as_secs_f64());
+    println!("{readers} readers had all {RECORDS} records within {:.0} s", begun.elapsed().as_secs_f64());
+    println!("{slow} stuck clients dropped, {cut_off} of all clients cut off because memory was needed");
     let peak = peak.load(Ordering::Relaxed);
     println!("resident at most {} MiB, memory_max {} MiB", mib(peak), mib(memory_max));
     assert!(peak <= memory_max, "the bound is broken");

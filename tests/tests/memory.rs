@@ -30,8 +30,8 @@ const TEXT_BYTES: usize = 1_000_000;
 const MARK: &str = "record-";
 /// Runs, and records of each.
 const RUNS: usize = 200;
-const RECORDS: usize = 4;
-const STUCK_SENDERS: usize = 700;
+const RECORDS: usize = 5;
+const STUCK_SENDERS: usize = 900;
 const STUCK_CLIENTS: usize = 800;
 /// So many are cut off before a test is content that others get on for it.
 const CUT_OFF_MIN: f64 = 20.0;
@@ -49,13 +49,14 @@ fn options() -> Options {
         .env("RUNCAST__FANOUT__TAIL_BYTES_MAX", 16 << 20)
         .env("RUNCAST__FANOUT__PAGE_BYTES_MAX", 64 << 10)
         .env("RUNCAST__FANOUT__READS_MAX", 2)
-        .env("RUNCAST__STREAM__STALLED_BYTES_MAX", 32 << 20)
+        .env("RUNCAST__STREAM__STALLED_BYTES_MAX", 128 << 20)
         .env("RUNCAST__STREAM__RECORD_BYTES_MAX", LINE_BYTES_MAX)
         .env("RUNCAST__LOG__CACHE_BYTES_MAX", 4 << 20)
         .env("RUNCAST__LOG__GROUP_BYTES_MAX", 1 << 20)
         .env("RUNCAST__LOG__RETENTION__INDEX_BYTES_MAX", 4 << 20)
-        .env("RUNCAST__INGEST__STUCK_AFTER_MS", 500)
-        .env("RUNCAST__STREAM__STUCK_AFTER_MS", 500)
+        // Longer than those who get on are ever silent, also on a busy machine.
+        .env("RUNCAST__INGEST__STUCK_AFTER_MS", 5000)
+        .env("RUNCAST__STREAM__STUCK_AFTER_MS", 2000)
         // Who is stuck stays so until the end, if nobody needs what it holds.
         .env("RUNCAST__STREAM__WRITE_STALL_MS", 600_000)
 }
@@ -112,6 +113,10 @@ impl Watch {
         Self { server: server.clone(), peak, is_over, memory_max }
     }
 
+    fn is_broken(&self) -> bool {
+        self.peak.load(Ordering::Relaxed) > self.memory_max
+    }
+
     /// Checks the law. `held`: what would be held at least if there was no budget.
     async fn check(self, held: usize) {
         let resident = self.server.metric("runcast_memory_resident_bytes", &[]).await;
@@ -166,8 +171,9 @@ async fn stuck_client(base: String, number: usize, after: usize) -> TcpStream {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_stays_under_its_own_bound_while_much_is_sent_in_and_watched() {
-    allow_files(4 * RUNS as u64);
-    let server = Arc::new(Server::start_with(options()));
+    allow_files(6 * RUNS as u64);
+    let options = options().env("RUNCAST__SERVER__CONNECTIONS_MAX", 3 * RUNS + 50).env("RUNCAST__STREAM__STALLED_BYTES_MAX", 16 << 20);
+    let server = Arc::new(Server::start_with(options));
     begin_runs(&server).await;
     let watch = Watch::new(&server).await;
     let mut reading = JoinSet::new();
@@ -204,7 +210,8 @@ async fn memory_stays_under_its_own_bound_while_clients_of_all_kinds_are_stuck_i
     }
     within("the readers among them", reading.join_all()).await;
     until("stuck clients that are cut off for others", async || {
-        (server.metric("runcast_stuck_clients_cut_off_total", &[]).await >= CUT_OFF_MIN).then_some(())
+        let cut_off = server.metric("runcast_stuck_clients_cut_off_total", &[]).await;
+        (cut_off >= CUT_OFF_MIN || watch.is_broken()).then_some(())
     })
     .await;
     watch.check(stuck.len() * TEXT_BYTES).await;
@@ -213,7 +220,7 @@ async fn memory_stays_under_its_own_bound_while_clients_of_all_kinds_are_stuck_i
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_stays_under_its_own_bound_while_senders_are_stuck_within_long_lines() {
     allow_files(3 * STUCK_SENDERS as u64);
-    let server = Arc::new(Server::start_with(options()));
+    let server = Arc::new(Server::start_with(options().env("RUNCAST__INGEST__STUCK_AFTER_MS", 500)));
     let watch = Watch::new(&server).await;
     let part = Arc::new(line(0).into_bytes()[..TEXT_BYTES - 100_000].to_vec());
     let mut senders = JoinSet::new();
@@ -235,7 +242,8 @@ async fn memory_stays_under_its_own_bound_while_senders_are_stuck_within_long_li
         });
     }
     until("stuck senders that are cut off for others", async || {
-        (server.metric("runcast_stuck_senders_cut_off_total", &[]).await >= CUT_OFF_MIN).then_some(())
+        let cut_off = server.metric("runcast_stuck_senders_cut_off_total", &[]).await;
+        (cut_off >= CUT_OFF_MIN || watch.is_broken()).then_some(())
     })
     .await;
     // Who sends short lines needs no such room.
@@ -250,10 +258,7 @@ async fn memory_stays_under_its_own_bound_while_senders_are_stuck_within_long_li
 async fn whoever_gets_on_is_not_cut_off_however_many_are_busy_and_one_that_is_stuck_is() {
     allow_files(1000);
     // Room for two of these records.
-    let options = options()
-        .env("RUNCAST__STREAM__STALLED_BYTES_MAX", 2_500_000)
-        // Longer than a healthy client's network is ever silent, also on a busy machine.
-        .env("RUNCAST__STREAM__STUCK_AFTER_MS", 5000);
+    let options = options().env("RUNCAST__STREAM__STALLED_BYTES_MAX", 2_500_000).env("RUNCAST__STREAM__STUCK_AFTER_MS", 5000);
     let server = Arc::new(Server::start_with(options));
     server.ingest("large", (0..8).map(line).collect::<String>()).await;
     let read_all = async |clients: usize| {

@@ -9,13 +9,22 @@ use std::{
     time::Duration,
 };
 
-use axum::{body::Body, extract::Request, response::Response};
+use axum::{
+    body::Body,
+    extract::Request,
+    http::{HeaderValue, StatusCode, header},
+    response::Response,
+};
 use bytes::{Buf as _, Bytes};
 use http_body::{Body as _, Frame, SizeHint};
 use runcast_config::FREE_BYTES;
 use tokio::time::{Sleep, sleep};
 
-use crate::budget::{Budget, Held, Holder};
+use crate::{
+    answer,
+    budget::{Budget, Held, Holder},
+    ops::metrics::{self, Protocol},
+};
 
 /// Where one request's answer is held. A request carries it as an extension: who makes a large answer asks it for room first.
 #[derive(Clone)]
@@ -86,13 +95,17 @@ impl Slot {
         drop(held);
     }
 
-    /// Waits for room for an answer that was made whole, if it is large.
-    pub async fn hold_answer(&self, response: Response) -> Response {
+    /// An answer that was made whole, if it is small or there is room for it; else one that says so.
+    pub fn hold_answer(&self, response: Response) -> Response {
         let bytes = response.body().size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or_default();
-        if bytes > FREE_BYTES {
-            self.hold(bytes).await;
+        if bytes <= FREE_BYTES || self.try_hold(bytes) {
+            return response;
         }
-        response
+        metrics::refused(Protocol::Rest, "over_capacity");
+        let message = "too much waits for clients that are slow to take it: try again later";
+        let mut refusal = answer::error(StatusCode::SERVICE_UNAVAILABLE, "over_capacity", message);
+        refusal.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        refusal
     }
 
     fn holder(&self) -> Arc<dyn Holder> {

@@ -132,7 +132,8 @@ impl RawSocket {
         }
     }
 
-    fn try_hold(&mut self, bytes: usize) -> bool {
+    /// Whether there is room for so many bytes now; it is held then.
+    pub fn try_hold(&mut self, bytes: usize) -> bool {
         let asked = Arc::new(Asked::default());
         let holder: Arc<dyn Holder> = asked.clone();
         // What waited for is kept in any case.

@@ -38,7 +38,7 @@ struct ListQuery {
 
 async fn list(State(gateway): State<Gateway>, Asked(query): Asked<ListQuery>, Extension(slot): Extension<Slot>) -> Response {
     let _place = gateway.making().await;
-    slot.hold_answer(list_answer(&gateway, query).await).await
+    slot.hold_answer(list_answer(&gateway, query).await)
 }
 
 async fn list_answer(gateway: &Gateway, query: ListQuery) -> Response {
@@ -96,7 +96,7 @@ async fn run(State(gateway): State<Gateway>, RunPath(run): RunPath, Extension(sl
     match gateway.run(&run).await {
         Ok(info) => {
             let _place = gateway.making().await;
-            slot.hold_answer(answer::json(StatusCode::OK, info.run_object())).await
+            slot.hold_answer(answer::json(StatusCode::OK, info.run_object()))
         }
         Err(error) => error.answer(Protocol::Rest, UNKNOWN),
     }
@@ -126,7 +126,7 @@ async fn steps(
     }
     let _place = gateway.making().await;
     match page(&gateway, &run, place, limit).await {
-        Ok(page) => slot.hold_answer(answer::json(StatusCode::OK, page)).await,
+        Ok(page) => slot.hold_answer(answer::json(StatusCode::OK, page)),
         Err(error) => error.answer(Protocol::Rest, UNKNOWN),
     }
 }

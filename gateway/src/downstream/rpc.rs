@@ -232,8 +232,9 @@ impl Calls {
         }
         let message = conversation.message();
         let bytes = message.proto.len() + message.json.len();
-        if bytes > FREE_BYTES {
-            slot.hold(bytes).await;
+        if bytes > FREE_BYTES && !slot.try_hold(bytes) {
+            metrics::refused(self.protocol, "over_capacity");
+            return Err(Goodbye::OverCapacity.into());
         }
         Ok(message)
     }

@@ -411,7 +411,7 @@ async fn node_outcome(State(gateway): State<Gateway>, RunPath(run): RunPath, Ext
         return error.answer(Protocol::Rest, UNKNOWN);
     }
     let _place = gateway.making().await;
-    slot.hold_answer(outcome_answer(&gateway, &run).await).await
+    slot.hold_answer(outcome_answer(&gateway, &run).await)
 }
 
 async fn outcome_answer(gateway: &Gateway, run: &RunId) -> Response {

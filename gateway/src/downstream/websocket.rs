@@ -13,6 +13,7 @@ use axum::{
 };
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
+use runcast_config::FREE_BYTES;
 use runcast_translators::{
     event::{RunId, RunInfo, rfc3339},
     frame::websocket_text,
@@ -305,9 +306,27 @@ impl Session {
 
     /// The first frames: what the client needs before anything else.
     async fn open(&mut self, socket: &mut Socket) -> Result<(), Unwritten> {
+        let (gateway, start, mut room) = (self.gateway.clone(), self.watch.reader.position(), FREE_BYTES);
+        loop {
+            let place = gateway.making().await;
+            let frames = self.first_frames().await?;
+            self.watch.reader.let_go();
+            let bytes = frames.iter().map(Bytes::len).sum();
+            let raw = socket.socket.get_mut();
+            if bytes <= room || raw.try_hold(bytes) {
+                drop(place);
+                return self.send(socket, frames).await;
+            }
+            // Nothing is held while room is waited for.
+            drop((place, frames));
+            self.watch.reader.move_to(start);
+            raw.hold(bytes).await;
+            room = bytes;
+        }
+    }
+
+    async fn first_frames(&mut self) -> Result<VecDeque<Bytes>, Unwritten> {
         let mut frames = VecDeque::new();
-        let gateway = self.gateway.clone();
-        let place = gateway.making().await;
         if self.found.is_elsewhere {
             let cursor = self.cursor();
             frames.push_back(websocket_text(&encode::gap(None, self.info.last_step_index, GAP_REASON, Some(&cursor))));
@@ -317,11 +336,7 @@ impl Session {
         } else {
             frames.push_back(websocket_text(&encode::run_frame(&self.info, &self.cursor())));
         }
-        self.watch.reader.let_go();
-        // Those who make answers wait for each other, and for those who are stuck to go.
-        socket.socket.get_mut().hold(frames.iter().map(Bytes::len).sum()).await;
-        drop(place);
-        self.send(socket, frames).await
+        Ok(frames)
     }
 
     fn cursor(&self) -> String {
