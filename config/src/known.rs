@@ -2,7 +2,7 @@
 
 use toml::Value;
 
-use crate::{ConfigError, Postgres, Secret, Settings, Token, settings::Ndjson};
+use crate::{ConfigError, Daemon, Postgres, Secret, Settings, Token, settings::Ndjson};
 
 /// A value that has every key there is.
 fn example() -> Value {
@@ -18,6 +18,13 @@ fn example() -> Value {
         url_file: Some(Default::default()),
         ca_file: Some(Default::default()),
         ..Postgres::default()
+    })));
+    settings.upstream.push(crate::Upstream::Daemon(Box::new(Daemon {
+        token: Some(Secret::default()),
+        token_file: Some(Default::default()),
+        ca_file: Some(Default::default()),
+        list_path: Some(String::new()),
+        ..Daemon::default()
     })));
     Value::try_from(settings).unwrap_or_else(|error| unreachable!("settings are plain data: {error}"))
 }

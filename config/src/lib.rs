@@ -2,6 +2,7 @@
 //!
 //! Everything is checked before a port is bound; a key that nobody knows is refused by name with the nearest known one.
 
+mod daemon;
 mod known;
 mod load;
 mod memory;
@@ -9,6 +10,7 @@ mod postgres;
 mod secret;
 mod settings;
 
+pub use daemon::Daemon;
 pub use load::{ConfigError, load, render};
 pub use memory::{
     ANSWER_BYTES, ANSWERS_MAX, BATCH_COPIES, FRAME_COPIES, FREE_BYTES, LINE_COPIES, MemoryMax, Part, REBUILD_BYTES, TEXT_COPIES,

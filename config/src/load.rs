@@ -51,8 +51,10 @@ fn read(text: Option<&str>, environment: Environment) -> Result<Settings, Config
     let mut settings: Settings = merged.try_deserialize()?;
     read_token_files(&mut settings)?;
     for upstream in &mut settings.upstream {
-        if let crate::Upstream::Postgres(database) = upstream {
-            database.read_files()?;
+        match upstream {
+            crate::Upstream::Ndjson(_) => {}
+            crate::Upstream::Postgres(database) => database.read_files()?,
+            crate::Upstream::Daemon(daemon) => daemon.read_files()?,
         }
     }
     check(&settings)?;
@@ -98,6 +100,7 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         ("server.request_bytes_max", server.request_bytes_max),
         ("log.group_appends_max", log.group_appends_max),
         ("log.group_bytes_max", log.group_bytes_max),
+        ("log.journal_bytes_max", log.journal_bytes_max),
         ("log.queue_max", log.queue_max),
         ("ingest.line_bytes_max", ingest.line_bytes_max),
         ("ingest.batch_bytes_max", ingest.batch_bytes_max),
@@ -157,7 +160,7 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
             &format!("has {origin:?}: an origin is written as \"https://dash.example.com\""),
         );
     }
-    let mut names = HashSet::new();
+    let (mut names, mut daemons) = (HashSet::new(), HashSet::new());
     for upstream in &settings.upstream {
         let run = match upstream {
             crate::Upstream::Ndjson(file) => &file.run,
@@ -165,6 +168,13 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
                 database.check()?;
                 if !names.insert(&database.name) {
                     return invalid("upstream.name", &format!("{:?} is given twice: each database needs its own", database.name));
+                }
+                continue;
+            }
+            crate::Upstream::Daemon(daemon) => {
+                daemon.check()?;
+                if !daemons.insert(&daemon.name) {
+                    return invalid("upstream.name", &format!("{:?} is given twice: each daemon needs its own", daemon.name));
                 }
                 continue;
             }
@@ -183,12 +193,29 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
 mod tests {
     use super::*;
 
-    /// The tables of an upstream that the reference shows in its comments.
+    /// The table of an upstream that the reference shows in its comments.
+    fn shown_upstream(kind: &str) -> String {
+        let first = format!("#   kind = \"{kind}\"");
+        let lines = REFERENCE.lines().skip_while(|line| !line.starts_with(&first));
+        let shown: Vec<&str> = lines.map_while(|line| line.strip_prefix("#   ")).collect();
+        format!("[[upstream]]\n{}\n", shown.join("\n"))
+    }
+
+    #[test]
+    fn the_reference_shows_every_key_of_a_daemon_with_its_default() {
+        let text = shown_upstream("daemon");
+        let url = "http://127.0.0.1:7070".to_owned();
+        let daemon = crate::Daemon { url, ..crate::Daemon::default() };
+        assert_eq!(from(&text, &[]).expect("valid").upstream, [crate::Upstream::Daemon(Box::new(daemon))]);
+        let keys = toml::Value::try_from(crate::Daemon::default()).expect("plain");
+        let missing: Vec<_> =
+            keys.as_table().expect("a table").keys().filter(|key| !text.contains(&format!("{key} = "))).collect();
+        assert!(missing.is_empty(), "keys that the reference does not show: {missing:?}");
+    }
+
     #[test]
     fn the_reference_shows_every_key_of_a_database_with_its_default() {
-        let lines = REFERENCE.lines().skip_while(|line| !line.starts_with("#   kind = \"postgres\""));
-        let shown: Vec<&str> = lines.map_while(|line| line.strip_prefix("#   ")).collect();
-        let text = format!("[[upstream]]\n{}\n", shown.join("\n"));
+        let text = shown_upstream("postgres");
         let settings = from(&text, &[]).expect("valid");
         let url = Some(Secret::new("postgres://runcast@db.example.com/runs"));
         assert_eq!(
@@ -255,6 +282,18 @@ mod tests {
             ("[[upstream]]\nkind = \"postgres\"\nurl = \"postgres:///x\"\nrun_query = \"SELECT 1\"\n", "upstream.run_query"),
             ("[[upstream]]\nkind = \"postgres\"\nurl = \"postgres:///x\"\nconnections = 0\n", "upstream.connections"),
             ("[[upstream]]\nkind = \"postgres\"\nurl = \"x\"\n[[upstream]]\nkind = \"postgres\"\nurl = \"y\"\n", "upstream.name"),
+            ("[[upstream]]\nkind = \"daemon\"\n", "upstream.url"),
+            ("[[upstream]]\nkind = \"daemon\"\nurl = \"ftp://x\"\n", "upstream.url"),
+            ("[[upstream]]\nkind = \"daemon\"\nurl = \"unix:here.sock\"\n", "upstream.url"),
+            ("[[upstream]]\nkind = \"daemon\"\nurl = \"http://u:p@h\"\n", "upstream.url"),
+            ("[[upstream]]\nkind = \"daemon\"\nurl = \"http://h\"\nnodes = [\"\"]\n", "upstream.nodes"),
+            ("[[upstream]]\nkind = \"daemon\"\nurl = \"http://h\"\nlist_path = \"v1\"\n", "upstream.list_path"),
+            ("[[upstream]]\nkind = \"daemon\"\nurl = \"http://h\"\nsilence_ms = 0\n", "upstream.silence_ms"),
+            ("[[upstream]]\nkind = \"daemon\"\nurl = \"http://h\"\ntoken = \"a b\"\n", "upstream.token"),
+            (
+                "[[upstream]]\nkind = \"daemon\"\nurl = \"http://h\"\n[[upstream]]\nkind = \"daemon\"\nurl = \"http://i\"\n",
+                "upstream.name",
+            ),
             ("[[auth.tokens]]\nname = \"x\"\ntoken = \"a token with blanks in it\"\n", "auth.tokens"),
             ("[[auth.tokens]]\nname = \"x\"\ntoken = \"0123456789abcdef\"\ntoken_file = \"/x\"\n", "auth.tokens"),
         ] {
@@ -266,7 +305,8 @@ mod tests {
     #[test]
     fn a_secret_is_never_printed() {
         let text = "[[auth.tokens]]\nname = \"ci\"\ntoken = \"correct-horse-battery\"\n\
-                    [[upstream]]\nkind = \"postgres\"\nurl = \"postgres://u:horse@h/d\"\n";
+                    [[upstream]]\nkind = \"postgres\"\nurl = \"postgres://u:horse@h/d\"\n\
+                    [[upstream]]\nkind = \"daemon\"\nurl = \"http://h\"\ntoken = \"horse-battery\"\n";
         let settings = from(text, &[]).expect("valid");
         assert!(!format!("{settings:?}").contains("horse"));
         assert!(!toml::Value::try_from(&settings).expect("plain").to_string().contains("horse"));

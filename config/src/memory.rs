@@ -35,7 +35,7 @@ const OWNER_BYTES: u64 = 8 << 10;
 const EVENT_COPIES: u64 = 4;
 /// One file that is read at present.
 const READ_BYTES: u64 = 256 << 10;
-/// A run of a database that is followed: which rows were read, its own row.
+/// A run of a database or a node of a daemon that is followed: what was read of it, and as what.
 const FOLLOWED_BYTES: u64 = 16 << 10;
 /// A run id that is remembered, with its place in tables.
 const ID_BYTES: u64 = 512;
@@ -103,6 +103,7 @@ impl MemoryMax {
                 "one commit: 4 × log.group_bytes_max and a line of the largest size",
                 add(times(4, bytes(log.group_bytes_max)), line),
             ),
+            part("events that lie in the log's journal: 4 × log.journal_bytes_max", times(4, bytes(log.journal_bytes_max))),
             part("the run index: log.retention.index_bytes_max", log.retention.index_bytes_max),
             part(
                 "runs that are looked for: find.asks_max and find.unknown_max × 512",
@@ -135,6 +136,10 @@ fn of_upstream(upstream: &Upstream, settings: &Settings) -> Part {
         Upstream::Ndjson(file) => Part {
             what: format!("the file of {}: 3 × ingest.line_bytes_max", file.run),
             bytes: add(READ_BYTES, times(LINE_COPIES, line)),
+        },
+        Upstream::Daemon(daemon) => Part {
+            what: format!("the daemon {}: nodes_max × (3 × record_bytes_max + 16 KiB)", daemon.name),
+            bytes: times(daemon.nodes_max, add(FOLLOWED_BYTES, times(LINE_COPIES, bytes(daemon.record_bytes_max)))),
         },
         Upstream::Postgres(database) => {
             let answer = add(line, bytes(settings.ingest.batch_bytes_max));

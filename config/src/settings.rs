@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Postgres, Secret};
+use crate::{Daemon, Postgres, Secret};
 
 /// All settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -60,6 +60,7 @@ pub struct Log {
     pub cache_bytes_max: usize,
     pub group_appends_max: usize,
     pub group_bytes_max: usize,
+    pub journal_bytes_max: usize,
     pub queue_max: usize,
     pub retry_max_ms: u64,
     pub read_wait_ms: u64,
@@ -142,6 +143,7 @@ pub struct Find {
 pub enum Upstream {
     Ndjson(Ndjson),
     Postgres(Box<Postgres>),
+    Daemon(Box<Daemon>),
 }
 
 /// A file of Claude Code's stream-json lines.
@@ -183,6 +185,7 @@ impl Default for Log {
             cache_bytes_max: 64 * MIB,
             group_appends_max: 1024,
             group_bytes_max: 8 * MIB,
+            journal_bytes_max: 4 * MIB,
             queue_max: 1024,
             retry_max_ms: 2_000,
             read_wait_ms: 30_000,

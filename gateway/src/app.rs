@@ -7,7 +7,10 @@ use runcast_config::{MemoryMax, Settings, Upstream};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 
 use crate::{
-    control::{Controls, Finder},
+    control::{
+        Controls, Finder,
+        nodes::{NodeControl, NodeControls},
+    },
     downstream::{Gateway, listen, watch::Drain},
     fanout::Hubs,
     ingest::Ingest,
@@ -56,6 +59,7 @@ impl App {
         let upstreams = Upstreams::default();
         let mut tasks = JoinSet::new();
         let mut finders: Vec<Arc<dyn Finder>> = Vec::new();
+        let mut nodes: Vec<Arc<dyn NodeControl>> = Vec::new();
         for upstream in settings.upstream.clone() {
             let (ingest, ingest_settings, upstreams, stop) =
                 (ingest.clone(), settings.ingest.clone(), upstreams.clone(), stopped.clone());
@@ -68,9 +72,15 @@ impl App {
                     finders.push(Arc::new(postgres.finder()));
                     tasks.spawn(postgres.follow(ingest, ingest_settings, upstreams, stop));
                 }
+                Upstream::Daemon(daemon) => {
+                    let daemon = upstream::daemon::Upstream::new(*daemon).map_err(anyhow::Error::msg)?;
+                    finders.push(Arc::new(daemon.asking()));
+                    nodes.push(Arc::new(daemon.asking()));
+                    tasks.spawn(daemon.follow(ingest, ingest_settings, upstreams, stop));
+                }
             }
         }
-        let controls = Controls::new(finders, settings.find.clone());
+        let controls = Controls::new(finders, settings.find.clone()).with_nodes(NodeControls::new(nodes));
         let gateway = Gateway::new(shared.clone(), hubs, controls, settings.clone(), drain.clone());
         let routes = gateway.service(upstream::http::routes(
             ingest.clone(),

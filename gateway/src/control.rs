@@ -2,6 +2,8 @@
 //!
 //! Downstream knows what can be asked, upstreams answer it, and neither knows the other.
 
+pub mod nodes;
+
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -17,6 +19,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+use self::nodes::NodeControls;
 use crate::ops::metrics::{self, FindResult};
 
 /// An upstream that may have runs which the log has not.
@@ -45,7 +48,7 @@ pub enum Found {
 
 /// All that can be asked, of all upstreams.
 #[derive(Clone)]
-pub struct Controls(Arc<Shared>);
+pub struct Controls(Arc<Shared>, NodeControls);
 
 struct Shared {
     finders: Vec<Arc<dyn Finder>>,
@@ -64,7 +67,17 @@ struct State {
 
 impl Controls {
     pub fn new(finders: Vec<Arc<dyn Finder>>, settings: Find) -> Self {
-        Self(Arc::new(Shared { finders, settings, state: Mutex::default() }))
+        Self(Arc::new(Shared { finders, settings, state: Mutex::default() }), NodeControls::default())
+    }
+
+    /// With daemons that take what clients post.
+    pub fn with_nodes(mut self, nodes: NodeControls) -> Self {
+        self.1 = nodes;
+        self
+    }
+
+    pub fn nodes(&self) -> &NodeControls {
+        &self.1
     }
 
     /// Looks for a run that the log has not, in all upstreams at once.

@@ -7,6 +7,7 @@ pub mod grpc;
 pub mod handover;
 mod held;
 pub mod listen;
+pub mod nodes;
 pub mod raw;
 pub mod rest;
 pub mod rpc;
@@ -81,7 +82,7 @@ impl Gateway {
         #[cfg(feature = "test-echo")]
         let streams = streams.route("/echo", get(websocket::echo::echo));
         let streams = streams.with_state(self.clone());
-        let rest = rest::routes(self).merge(sse::routes(self)).merge(ingest);
+        let rest = rest::routes(self).merge(sse::routes(self)).merge(nodes::routes(self)).merge(ingest);
         let rest = rest.route_layer(from_fn_with_state(self.clone(), require_token));
         let grpc = grpc::service(self);
         let connect = connect::service(self);
@@ -117,6 +118,10 @@ impl Gateway {
             Found::Unavailable => Err(NoRun::Unavailable),
             Found::Busy => Err(NoRun::Busy),
         }
+    }
+
+    fn controls(&self) -> &Controls {
+        &self.0.controls
     }
 
     fn settings(&self) -> &Settings {

@@ -176,12 +176,16 @@ struct Span {
     cpu: f64,
     wake_ups: u64,
     writes: f64,
+    commits: f64,
+    commit_seconds: f64,
 }
 
 impl Span {
     async fn begin(server: &Server) -> Self {
         let writes = server.metric("runcast_socket_writes_total", &[]).await;
-        Self { start: Instant::now(), cpu: cpu_seconds(server.pid()), wake_ups: wake_ups(server.pid()), writes }
+        let (commits, commit_seconds) = commits(server).await;
+        let (cpu, wake_ups) = (cpu_seconds(server.pid()), wake_ups(server.pid()));
+        Self { start: Instant::now(), cpu, wake_ups, writes, commits, commit_seconds }
     }
 
     /// `told`: how many records came in, `delivered`: how many went out, to all clients.
@@ -193,7 +197,23 @@ impl Span {
             "{name:8} {way:9?}: {delivered} records, {seconds:.2} s, {cpu:.2} CPU s: {:.0} records a CPU second, {writes:.3} writes a record, {wake_ups:.2} wake-ups a record that came in",
             delivered as f64 / cpu
         );
+        let (commits, commit_seconds) = commits(server).await;
+        let (commits, commit_seconds) = (commits - self.commits, commit_seconds - self.commit_seconds);
+        if commits > 0.0 {
+            println!(
+                "{:8} {way:9?}: {:.1} events a commit, {:.2} ms each",
+                "",
+                told as f64 / commits,
+                commit_seconds / commits * 1e3
+            );
+        }
     }
+}
+
+/// How many commits there were, and how long they took together.
+async fn commits(server: &Server) -> (f64, f64) {
+    let metric = async |name| server.metric(name, &[]).await;
+    (metric("runcast_log_commit_seconds_count").await, metric("runcast_log_commit_seconds_sum").await)
 }
 
 /// A server with one run, and clients that have all that it holds.
@@ -255,6 +275,7 @@ async fn many(way: Way) {
     tokio::time::sleep(Duration::from_millis(500)).await;
     let records = || clients.iter().map(Clients::records).sum::<u64>();
     let before = records();
+    let delays_before = server.histogram("runcast_delivery_seconds").await;
     let span = Span::begin(&server).await;
     let start = Instant::now();
     for n in 0..PER_RUN * RUNS {
@@ -270,8 +291,9 @@ async fn many(way: Way) {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     span.end(&server, "many", way, RUNS * PER_RUN, records() - before).await;
-    for quantile in ["0.5", "0.99"] {
-        let seconds = server.quantile("runcast_delivery_seconds", quantile.parse().expect("a number")).await;
+    let delays = server.histogram("runcast_delivery_seconds").await;
+    for quantile in ["0.25", "0.5", "0.75", "0.9", "0.99"] {
+        let seconds = delays.quantile_since(&delays_before, quantile.parse().expect("a number"));
         println!("{:8} {way:9?}: from commit to socket, quantile {quantile}: at most {:.1} ms", "", seconds * 1e3);
     }
 }

@@ -225,8 +225,8 @@ impl Server {
             .sum()
     }
 
-    /// The least bound that so much of a histogram's samples lie under (`fraction` of 1), over all its labels.
-    pub async fn quantile(&self, name: &str, fraction: f64) -> f64 {
+    /// A histogram as it is now, summed over all its labels.
+    pub async fn histogram(&self, name: &str) -> Histogram {
         let text =
             self.client().get(format!("{}/metrics", self.admin)).send().await.expect("an answer").text().await.expect("a body");
         let mut buckets: Vec<(f64, f64)> = Vec::new();
@@ -239,9 +239,21 @@ impl Server {
                 None => buckets.push((bound, count)),
             }
         }
-        let all = buckets.iter().map(|(_, count)| *count).fold(0.0, f64::max);
-        let enough = buckets.into_iter().filter(|(_, count)| *count >= all * fraction);
-        enough.map(|(bound, _)| bound).fold(f64::INFINITY, f64::min)
+        Histogram(buckets)
+    }
+}
+
+/// Bounds, and how many samples lie under each.
+#[derive(Clone, Debug, Default)]
+pub struct Histogram(Vec<(f64, f64)>);
+
+impl Histogram {
+    /// The least bound that so much of the samples since `before` lie under (`fraction` of 1).
+    pub fn quantile_since(&self, before: &Self, fraction: f64) -> f64 {
+        let count_before = |bound: f64| before.0.iter().find(|(known, _)| *known == bound).map_or(0.0, |(_, count)| *count);
+        let new = || self.0.iter().map(|(bound, count)| (*bound, count - count_before(*bound)));
+        let all = new().map(|(_, count)| count).fold(0.0, f64::max);
+        new().filter(|(_, count)| *count >= all * fraction).map(|(bound, _)| bound).fold(f64::INFINITY, f64::min)
     }
 }
 

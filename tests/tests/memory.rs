@@ -172,7 +172,8 @@ async fn stuck_client(base: String, number: usize, after: usize) -> TcpStream {
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_stays_under_its_own_bound_while_much_is_sent_in_and_watched() {
     allow_files(6 * RUNS as u64);
-    let options = options().env("RUNCAST__SERVER__CONNECTIONS_MAX", 3 * RUNS + 50).env("RUNCAST__STREAM__STALLED_BYTES_MAX", 16 << 20);
+    let options =
+        options().env("RUNCAST__SERVER__CONNECTIONS_MAX", 3 * RUNS + 50).env("RUNCAST__STREAM__STALLED_BYTES_MAX", 16 << 20);
     let server = Arc::new(Server::start_with(options));
     begin_runs(&server).await;
     let watch = Watch::new(&server).await;

@@ -72,6 +72,32 @@ pub enum SourceCursor {
     },
     /// A row of a table, by its id. The ids of a run's events together say what was read: rows come in any order.
     Row { id: i64 },
+    /// A daemon's record, by its number. Numbers begin again when the daemon is started again.
+    Sequence {
+        number: u64,
+        #[serde(skip_serializing_if = "Mark::is_read", default)]
+        mark: Mark,
+    },
+}
+
+/// What is known of a daemon's record whose number is a cursor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mark {
+    /// It is in the log.
+    #[default]
+    Read,
+    /// It is a delta, and its text is not in the log: it must be read again. It tells the life of the daemon by which the
+    /// text is open.
+    Seen,
+    /// What came up to it is lost; no record of this number was read.
+    Lost,
+}
+
+impl Mark {
+    fn is_read(&self) -> bool {
+        *self == Self::Read
+    }
 }
 
 /// One recorded agent message, as WebSocket and REST show it: verbatim where the upstream gave one, else built from the

@@ -11,7 +11,10 @@ pub enum Said {
     /// How long to wait before a reconnect.
     RetryMs(u64),
     /// An event was longer than the limit and was left out; the next one is read again.
-    TooLong,
+    TooLong {
+        /// As with events.
+        last_id: String,
+    },
 }
 
 /// One dispatched event.
@@ -145,7 +148,7 @@ impl SseDecoder {
         let mut event = std::mem::take(&mut self.event);
         let has_data = std::mem::take(&mut self.has_data);
         if std::mem::take(&mut self.too_long) {
-            return out.push(Said::TooLong);
+            return out.push(Said::TooLong { last_id: self.id.clone() });
         }
         if has_data {
             if event.kind.is_empty() {
@@ -192,7 +195,10 @@ mod tests {
         decoder.push(b"data: 0123456789abcdef\ndata: x\n\ndata: ok\n\n", &mut out);
         assert_eq!(
             out,
-            [Said::TooLong, Said::Event(SseEvent { kind: "message".into(), data: "ok".into(), last_id: String::new() })]
+            [
+                Said::TooLong { last_id: String::new() },
+                Said::Event(SseEvent { kind: "message".into(), data: "ok".into(), last_id: String::new() })
+            ]
         );
     }
 

@@ -15,6 +15,7 @@ use runcast_translators::{
     bridge::{self, Offset, cursor::Part},
     event::{Decoded, Event, Family, RunId, RunStatus, Seq, decode_record, encode_record},
     frame::Context,
+    json::Json,
     nodes,
     position::Position,
     steps::{self, Decoder, Place, RowPlace},
@@ -29,6 +30,13 @@ const SEQ: Seq = 7;
 fn lines_mean_what_the_table_says() {
     let wrong: Vec<_> =
         Case::all("steps").iter().filter_map(|case| differs(&case.name, case.section("events"), &meaning(case))).collect();
+    verdict(&wrong);
+}
+
+#[test]
+fn records_mean_what_the_table_says() {
+    let wrong: Vec<_> =
+        Case::all("nodes").iter().filter_map(|case| differs(&case.name, case.section("events"), &told(case))).collect();
     verdict(&wrong);
 }
 
@@ -147,6 +155,28 @@ fn meaning(case: &Case) -> String {
     out.iter().map(show::decoded).collect::<Vec<_>>().join("\n")
 }
 
+/// What a decoder makes of a daemon's records and of directives, one line of text for each event.
+fn told(case: &Case) -> String {
+    let (mut decoder, mut out) = (nodes::Decoder::default(), Vec::new());
+    for text in case.section("in").lines() {
+        let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
+        let data = Bytes::copy_from_slice(rest.as_bytes());
+        match word {
+            "!begin" => decoder.begin(0, &mut out),
+            "!gap" => decoder.gap(rest.parse().ok(), "", 0, &mut out),
+            "!restarted" => decoder.restarted(0, &mut out),
+            "!gone" => decoder.gone(0, &mut out),
+            "!outcome" => decoder.settle(&Json::parse(&data).expect("JSON"), 0, &mut out),
+            kind => match nodes::Heard::read(kind, &data, None) {
+                nodes::Heard::Record(received) => decoder.decode(received, 0, &mut out),
+                nodes::Heard::Unreadable { report, number } => decoder.unreadable(report, number, 0, &mut out),
+                nodes::Heard::Error(error) => panic!("{}: {error:?} is a directive", case.name),
+            },
+        }
+    }
+    out.iter().map(show::decoded).collect::<Vec<_>>().join("\n")
+}
+
 /// The step of a line is its end, byte for byte (before it may stand half a record, which is none).
 fn carries_the_line(case: &Case, decoded: &[Decoded], line: &Bytes) {
     let facts = decoded.iter().filter_map(|decoded| match decoded {
@@ -186,7 +216,7 @@ fn sse(event: &Event, text: u32) -> String {
     let data = plain::parse(&record.data).expect("a record's data is JSON");
     let members = line.raw().members().filter(|(key, _)| key != "type");
     assert!(members.eq(data.raw().members()), "NDJSON says the same: {line:?}");
-    assert_eq!(line.raw().get_string("type").as_deref(), Some(record.kind));
+    assert_eq!(line.raw().get_string("type").as_deref(), Some(&*record.kind));
     comparable(&String::from_utf8_lossy(&record.sse()))
 }
 

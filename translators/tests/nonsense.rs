@@ -7,6 +7,8 @@ mod case;
 mod laws;
 #[path = "support/lines.rs"]
 mod lines;
+#[path = "support/node_laws.rs"]
+mod node_laws;
 #[path = "support/schema.rs"]
 mod schema;
 #[path = "support/seeds.rs"]
@@ -60,6 +62,11 @@ proptest! {
     #[test]
     fn damaged_lines_keep_every_law(stories in prop::collection::vec(damaged_story(), 1..4)) {
         targets::steps(&stories.concat().join(&b'\n'));
+    }
+
+    #[test]
+    fn a_daemons_records_keep_every_law(inputs in prop::collection::vec(damaged("nodes"), 1..4)) {
+        targets::nodes(&inputs.concat());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use runcast_config::{Settings, Upstream};
 
 use super::{ConfigArgs, EXIT_CONFIG, fail};
-use crate::upstream::postgres;
+use crate::upstream::{daemon, postgres};
 
 /// The exit status for an upstream that cannot be read, as sysexits has it for a service that is not available.
 const EXIT_UPSTREAM: u8 = 69;
@@ -38,10 +38,16 @@ impl Check {
 async fn upstreams(settings: &Settings) -> Vec<String> {
     let mut wrong = Vec::new();
     for upstream in &settings.upstream {
-        if let Upstream::Postgres(database) = upstream
-            && let Err(error) = postgres::check(database, &settings.ingest).await
-        {
-            wrong.push(format!("upstream {}: {error}", database.name));
+        let (name, checked) = match upstream {
+            Upstream::Ndjson(_) => continue,
+            Upstream::Postgres(database) => {
+                let checked = postgres::check(database, &settings.ingest).await;
+                (&database.name, checked.map_err(|error| error.to_string()))
+            }
+            Upstream::Daemon(daemon) => (&daemon.name, daemon::check(daemon).await),
+        };
+        if let Err(error) = checked {
+            wrong.push(format!("upstream {name}: {error}"));
         }
     }
     wrong

@@ -8,20 +8,20 @@ use axum::{
     extract::State,
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse as _, Response},
-    routing::{get, post},
+    routing::get,
 };
 use bytes::Bytes;
 use futures_util::stream;
 use rand::Rng as _;
 use runcast_config::FREE_BYTES;
 use runcast_translators::{
-    event::{Body as EventBody, RunId, rfc3339},
+    event::{RunId, rfc3339},
     frame::{HttpChunk, Nodes},
     goodbye::Goodbye,
     json::push_string,
     nodes::{
         Sequence,
-        encode::{Record, error as error_record, outcome},
+        encode::{Record, error as error_record, outcome_of},
     },
     position::Position,
     sse::push_record,
@@ -46,8 +46,6 @@ pub(super) fn routes(gateway: &Gateway) -> Router {
         .route("/v1/nodes/{id}", get(node))
         .route("/v1/nodes/{id}/events", get(events))
         .route("/v1/nodes/{id}/outcome", get(node_outcome))
-        .route("/v1/nodes", post(unsupported))
-        .route("/v1/nodes/{id}/revive", post(unsupported))
         .with_state(gateway.clone())
 }
 
@@ -404,7 +402,7 @@ async fn node(State(gateway): State<Gateway>, RunPath(run): RunPath) -> Response
     }
 }
 
-const UNKNOWN: (&str, &str) = ("unknown_node", "there is no such node");
+pub(super) const UNKNOWN: (&str, &str) = ("unknown_node", "there is no such node");
 
 async fn node_outcome(State(gateway): State<Gateway>, RunPath(run): RunPath, Extension(slot): Extension<Slot>) -> Response {
     if let Err(error) = gateway.run(&run).await {
@@ -416,16 +414,12 @@ async fn node_outcome(State(gateway): State<Gateway>, RunPath(run): RunPath, Ext
 
 async fn outcome_answer(gateway: &Gateway, run: &RunId) -> Response {
     match super::rpc::settled(gateway.log(), run).await {
-        Ok(Some((_, Some(event)))) => match &event.fact.body {
-            EventBody::Settled(settled) => answer::json(StatusCode::OK, outcome(settled)),
-            _ => refuse(Protocol::Rest, StatusCode::CONFLICT, "not_settled", "the node has no outcome yet"),
+        Ok(Some((_, Some(event)))) => match outcome_of(&event) {
+            Some(outcome) => answer::json(StatusCode::OK, outcome),
+            None => refuse(Protocol::Rest, StatusCode::CONFLICT, "not_settled", "the node has no outcome yet"),
         },
         Ok(Some((_, None))) => refuse(Protocol::Rest, StatusCode::CONFLICT, "not_settled", "the node has no outcome yet"),
         Ok(None) => NoRun::Unknown.answer(Protocol::Rest, UNKNOWN),
         Err(error) => answer::log_failed(&error),
     }
-}
-
-async fn unsupported() -> Response {
-    refuse(Protocol::Rest, StatusCode::NOT_IMPLEMENTED, "unsupported", "this needs a daemon upstream, and none is configured")
 }

@@ -8,6 +8,7 @@ mod disk;
 #[cfg(test)]
 mod faults;
 mod index;
+mod journal;
 mod overlay;
 mod recovery;
 mod retention;
@@ -69,6 +70,7 @@ pub struct Embedded {
     health: Arc<Mutex<Result<(), String>>>,
     waiting: Arc<AtomicU64>,
     writer: Mutex<Option<std::thread::JoinHandle<()>>>,
+    telling: Mutex<Option<tokio::task::JoinHandle<()>>>,
     read_wait: Duration,
     /// Runs that the device does not give: since when, and what it says.
     unreadable: Mutex<HashMap<RunId, (Instant, String)>>,
@@ -76,7 +78,7 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// Opens the log in its folder, making both if they are not there, and starts its writer.
+    /// Opens the log in its folder, making both if they are not there, and starts its writer. Called within a runtime.
     pub fn open(settings: &LogSettings, tails: TailLimits) -> Result<Self, OpenError> {
         let folder = Folder::prepare(&settings.path, settings.cache_bytes_max)?;
         Self::open_on(Box::new(folder), settings, tails)
@@ -96,16 +98,18 @@ impl Embedded {
         let health = Arc::new(Mutex::new(Ok(())));
         let waiting = Arc::new(AtomicU64::new(0));
         let (commands, queue) = mpsc::channel(settings.queue_max);
+        let (kept, telling) = tails.clone().tell_what_is_kept();
         let writer = Writer {
             store: store.clone(),
             index: index.clone(),
-            tails: tails.clone(),
+            kept,
             health: health.clone(),
             waiting: waiting.clone(),
             settings: settings.clone(),
             opened,
             recovery: None,
             worked_again: None,
+            pause: Duration::ZERO,
         };
         let thread = std::thread::Builder::new()
             .name("log-writer".into())
@@ -119,6 +123,7 @@ impl Embedded {
             health,
             waiting,
             writer: Mutex::new(Some(thread)),
+            telling: Mutex::new(Some(telling)),
             read_wait: Duration::from_millis(settings.read_wait_ms),
             unreadable: Mutex::default(),
             opened,
@@ -244,9 +249,24 @@ impl Log for Embedded {
 
     async fn read(&self, run: &RunId, after: Seq, limit: ReadLimit) -> Result<Vec<Arc<Event>>, ReadError> {
         let Some((number, info)) = self.find(run)? else { return Ok(Vec::new()) };
-        let (own, head) = (run.clone(), info.head);
-        let events = self.view(run, move |file| store::read(file, (&own, number), after, head, limit)).await?;
-        self.check_whole(&info, number, after, &events)?;
+        // What is not at its place in the file yet is here. It is asked for first: it may get there in between, but not the
+        // other way round.
+        let recent = self.index().journal.pending(number).map(|pending| pending.read(after, limit)).unwrap_or_default();
+        let (own, head) = (run.clone(), recent.first().map_or(info.head, |(first, _)| first.seq - 1));
+        let (mut events, mut bytes) = (Vec::new(), 0);
+        if after < head {
+            (events, bytes) = self.view(run, move |file| store::read(file, (&own, number), after, head, limit)).await?;
+            self.check_whole(&info, number, after, &events)?;
+        }
+        if after >= head || events.last().is_some_and(|last| last.seq == head) {
+            for (event, more) in recent {
+                bytes += more;
+                if !events.is_empty() && (events.len() >= limit.events_max || bytes > limit.bytes_max) {
+                    break;
+                }
+                events.push(event);
+            }
+        }
         Ok(events)
     }
 
@@ -270,11 +290,11 @@ impl Log for Embedded {
 
     async fn place_of_step(&self, run: &RunId, index: i64) -> Result<Option<(i64, Seq)>, ReadError> {
         let Some((number, _)) = self.find(run)? else { return Ok(None) };
-        // First what is not in the file yet: it may get there in between, but not the other way round.
-        let unsaved = self.index().unsaved(number).and_then(|unsaved| unsaved.place_of_step(index));
+        // As in a read, first what is not at its place in the file yet.
+        let recent = self.index().journal.pending(number).and_then(|pending| pending.place_of_step(index));
         let own = run.clone();
         let saved = self.view(run, move |file| store::place_of_step(file, (&own, number), index)).await?;
-        Ok(saved.into_iter().chain(unsaved).reduce(index::nearest))
+        Ok(saved.into_iter().chain(recent).reduce(journal::nearest))
     }
 
     fn stats(&self) -> LogStats {
@@ -293,6 +313,10 @@ impl Log for Embedded {
         let thread = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        }
+        let telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(telling) = telling {
+            let _ = telling.await;
         }
     }
 }

@@ -7,6 +7,7 @@ use std::{
 
 use axum::{Router, extract::State, http::StatusCode, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
+use runcast_translators::event::{Millis, rfc3339};
 use tokio::sync::watch;
 
 use super::metrics;
@@ -25,20 +26,37 @@ pub struct Admin {
 
 /// The upstreams that are lost and being retried. They do not make us unready: what is in the log is served.
 #[derive(Clone, Debug, Default)]
-pub struct Upstreams(Arc<Mutex<BTreeMap<String, String>>>);
+pub struct Upstreams(Arc<Mutex<BTreeMap<String, Lost>>>);
+
+#[derive(Clone, Debug)]
+struct Lost {
+    why: String,
+    since: Millis,
+}
 
 impl Upstreams {
     pub fn lost(&self, name: &str, why: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name.into(), why.into());
+        let mut lost = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = lost.entry(name.into()).or_insert_with(|| {
+            let since = crate::now();
+            metrics::upstream_lost_since(name, Some(since));
+            Lost { why: String::new(), since }
+        });
+        why.clone_into(&mut entry.why);
     }
 
     pub fn back(&self, name: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        if self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name).is_some() {
+            metrics::upstream_lost_since(name, None);
+        }
     }
 
     fn report(&self) -> String {
         let lost = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        lost.iter().map(|(name, why)| format!("upstream {name} is lost and tried again: {why}\n")).collect()
+        let line = |(name, Lost { why, since }): (&String, &Lost)| {
+            format!("upstream {name} is lost since {} and tried again: {why}\n", rfc3339(*since))
+        };
+        lost.iter().map(line).collect()
     }
 }
 

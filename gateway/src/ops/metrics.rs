@@ -122,6 +122,11 @@ fn describe() {
     describe_counter!("runcast_repeated_records_total", "Records that were sent again and recognised.");
     describe_histogram!("runcast_ingest_lag_seconds", Unit::Seconds, "From the arrival of a record to its commit.");
     describe_gauge!("runcast_upstreams_lost", "Configured upstreams that cannot be read at present, by kind.");
+    describe_gauge!(
+        "runcast_upstream_lost_since_seconds",
+        Unit::Seconds,
+        "Since when a configured upstream cannot be read, by its kind and name, in seconds since 1970; 0 when it can."
+    );
     describe_counter!("runcast_upstream_retries_total", "Times that a lost upstream was tried again, by kind.");
     describe_gauge!(
         "runcast_upstreams_polled",
@@ -331,6 +336,11 @@ impl Drop for LostUpstream {
     fn drop(&mut self) {
         gauge!("runcast_upstreams_lost", "kind" => self.kind).decrement(1);
     }
+}
+
+/// `name` is an upstream's kind and name in the configuration.
+pub fn upstream_lost_since(name: &str, since: Option<i64>) {
+    gauge!("runcast_upstream_lost_since_seconds", "upstream" => name.to_owned()).set(since.unwrap_or(0) as f64 / 1000.0);
 }
 
 /// An upstream that is polled for want of notifications, until this is dropped. `kind` is that of the configuration.

@@ -6,6 +6,8 @@ mod case;
 mod laws;
 #[path = "../../tests/support/lines.rs"]
 mod lines;
+#[path = "../../tests/support/node_laws.rs"]
+mod node_laws;
 #[path = "../../tests/support/schema.rs"]
 mod schema;
 #[path = "../../tests/support/seeds.rs"]

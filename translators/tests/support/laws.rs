@@ -45,7 +45,7 @@ pub fn every_line_is_accounted_for(reading: &Reading) {
             let last = nth + 1 == facts.len();
             let line = fact.source.as_ref().map(|source| match source {
                 SourceCursor::Line { line, .. } => *line,
-                SourceCursor::Row { .. } => panic!("a line is no row"),
+                _ => panic!("a line has a line's cursor"),
             });
             assert_eq!(line, last.then_some(at as u64), "{shown}");
             assert!(fact.step.is_none() || last, "{shown}");
@@ -67,7 +67,7 @@ pub fn a_new_owner_goes_on_with_the_same_events(reading: &Reading, closely: usiz
             folded.fold(events.next().expect("one event for each fact"));
             open_from = fact.source.as_ref().and_then(|source| match source {
                 SourceCursor::Line { open_from, .. } => *open_from,
-                SourceCursor::Row { .. } => None,
+                _ => None,
             });
         }
         if !decoded.iter().any(|decoded| fact_of(decoded).is_some()) {
@@ -157,11 +157,11 @@ fn says_the_same_in_both_codecs(message: &bridge::Message) {
 
 fn is_one_record(event: &Event, record: &nodes::encode::Record) {
     json(&record.data);
-    assert!(!record.data.contains(&b'\n') && json(&record.ndjson()).raw().get_string("type").as_deref() == Some(record.kind));
+    assert!(!record.data.contains(&b'\n') && json(&record.ndjson()).raw().get_string("type").as_deref() == Some(&*record.kind));
     let (mut decoder, mut said) = (SseDecoder::new(usize::MAX), Vec::new());
     decoder.push(&record.sse(), &mut said);
     let [Said::Event(read)] = said.as_slice() else { panic!("one record, one event: {said:?}") };
-    assert_eq!((read.kind.as_str(), read.data.as_bytes()), (record.kind, &*record.data), "{event:?}");
+    assert_eq!((read.kind.as_str(), read.data.as_bytes()), (&*record.kind, &*record.data), "{event:?}");
     assert_eq!(read.last_id, record.id.map(|Sequence(id)| id.to_string()).unwrap_or_default(), "{event:?}");
 }
 

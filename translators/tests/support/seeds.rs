@@ -4,7 +4,7 @@ use bytes::Bytes;
 use runcast_translators::{
     bridge::{Offset, cursor::Part},
     event::{RunId, encode_record},
-    nodes,
+    nodes, sse,
     steps::Cursor,
 };
 
@@ -20,10 +20,27 @@ pub fn lines() -> Vec<Bytes> {
     recorded.filter(|line| line.len() < 1500).chain(std::iter::repeat_n(cases, 3).flatten()).collect()
 }
 
+/// Records of daemons, as they stand in a stream: those of the cases, numbered on.
+fn records() -> Vec<Vec<u8>> {
+    let cases = case::Case::all("nodes");
+    let lines = cases.iter().flat_map(|case| case.section("in").lines()).filter(|line| !line.starts_with('!'));
+    let records = lines.zip(1..).map(|(line, number)| {
+        let (kind, data) = line.split_once(' ').expect("a kind and its data");
+        let own = data.split_once("\"sequence_number\":").and_then(|(before, rest)| {
+            let behind = rest.trim_start_matches(|letter: char| letter.is_ascii_digit());
+            (behind.len() < rest.len()).then(|| format!("{before}\"sequence_number\":{number}{behind}"))
+        });
+        let mut out = Vec::new();
+        sse::push_record(&mut out, Some(number), Some(kind), Some(own.as_deref().unwrap_or(data).as_bytes()));
+        out
+    });
+    records.filter(|record| !record.windows(12).any(|part| part == b"node.settled")).collect()
+}
+
 /// How many choices of two bytes a target takes off the front of its input.
 pub fn choices(target: &str) -> usize {
     match target {
-        "json" => 1,
+        "json" | "nodes" => 1,
         "strings" => 2,
         "sse" => 3,
         "cursors" => 12,
@@ -35,9 +52,11 @@ pub fn choices(target: &str) -> usize {
 pub fn seeds(target: &str) -> Vec<Bytes> {
     let lines = lines();
     let events = || laws::read(&lines).events;
-    let with_choices = |bytes: &[u8]| Bytes::from([&vec![1; 2 * choices(target)], bytes].concat());
+    let with_choices =
+        |bytes: &[u8]| Bytes::from([&vec![if target == "nodes" { 0 } else { 1 }; 2 * choices(target)], bytes].concat());
     match target {
         "steps" => lines.chunks(4).map(|lines| Bytes::from(lines.join(&b'\n'))).collect(),
+        "nodes" => records().windows(4).map(|records| with_choices(&records.concat())).collect(),
         "json" | "strings" => lines.iter().map(|line| with_choices(line)).collect(),
         "sse" => {
             let records: Vec<_> = events().iter().filter_map(|event| Some(nodes::encode::record(event, 0)?.sse())).collect();

@@ -1,7 +1,7 @@
 //! Events as one line of text each: the kind, the main fields, `@line` where the source cursor stands, and the step.
 
 use runcast_translators::{
-    event::{Body, Decoded, Fact, Live, SourceCursor},
+    event::{Body, Decoded, Fact, Family, Live, Mark, SourceCursor},
     json::Json,
 };
 
@@ -24,9 +24,21 @@ pub fn fact(fact: &Fact) -> String {
     if let Some(SourceCursor::Row { id }) = &fact.source {
         shown += &format!(" @row {id}");
     }
+    if let Some(SourceCursor::Sequence { number, mark }) = &fact.source {
+        let mark = match mark {
+            Mark::Read => "",
+            Mark::Seen => " seen",
+            Mark::Lost => " lost",
+        };
+        shown += &format!(" @{number}{mark}");
+    }
     if let Some(step) = &fact.step {
         let late = if step.late { " late" } else { "" };
-        shown += &format!(" step {}{late}{}", step.index, if fact.original.is_none() { " built" } else { "" });
+        shown += &format!(
+            " step {}{late}{}",
+            step.index,
+            if fact.original.is_none() || fact.family != Family::Steps { " built" } else { "" }
+        );
     }
     shown
 }

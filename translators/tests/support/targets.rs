@@ -16,14 +16,21 @@ use runcast_translators::{
 };
 use serde_json::Value;
 
-use crate::laws;
+use crate::{laws, node_laws};
 
 /// What is called with bytes; it panics where a law is broken.
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names that `fuzz/run` has.
-pub const TARGETS: [(&str, Target); 6] =
-    [("steps", steps), ("json", json), ("strings", strings), ("sse", sse), ("cursors", cursors), ("stored", stored)];
+pub const TARGETS: [(&str, Target); 7] = [
+    ("steps", steps),
+    ("nodes", nodes),
+    ("json", json),
+    ("strings", strings),
+    ("sse", sse),
+    ("cursors", cursors),
+    ("stored", stored),
+];
 
 /// Choices that stand before the bytes a decoder is fed with.
 struct Choices<'a>(&'a [u8]);
@@ -56,6 +63,14 @@ pub fn steps(bytes: &[u8]) {
     laws::a_new_owner_goes_on_with_the_same_events(&reading, 2, 1 + lines.len() / 8);
     laws::the_text_is_the_same_live_and_later(&reading);
     reading.events.iter().for_each(laws::an_event_is_well_formed_everywhere);
+}
+
+/// A daemon's stream: every record is accounted for, a new owner goes on with the same events wherever it takes over, and
+/// what came in comes out.
+pub fn nodes(bytes: &[u8]) {
+    let mut choices = Choices(bytes);
+    let limit = [1 << 20, 64][choices.one_of(0..=1)];
+    node_laws::keeps_every_law(choices.0, limit);
 }
 
 /// JSON in place: what another reader accepts is accepted and says the same; what is shortened, put on one line or

@@ -2,6 +2,7 @@
 
 mod damage;
 mod device;
+mod journal;
 
 use std::{
     collections::BTreeMap,
@@ -53,12 +54,22 @@ fn settings() -> Settings {
     let mut settings = Settings::default();
     settings.log.retry_max_ms = 1;
     settings.log.read_wait_ms = 100;
+    // Short enough that the script fills it.
+    settings.log.journal_bytes_max = 1000;
     settings.log.retention.age_max_s = 3600;
     settings
 }
 
 fn open(device: &Device) -> Result<Embedded, super::OpenError> {
     Embedded::open_on(Box::new(device.clone()), &settings().log, TailLimits { items_max: 4096, ..TailLimits::of(&settings()) })
+}
+
+/// The end of a process that has put nothing in order.
+async fn leave(log: Embedded) {
+    let writer = log.writer.lock().expect("not poisoned").take();
+    drop(log);
+    let ended = tokio::task::spawn_blocking(move || writer.map(std::thread::JoinHandle::join)).await;
+    assert!(matches!(ended, Ok(Some(Ok(())))), "its writer ends by itself");
 }
 
 /// What one writer has been told, run by run.
@@ -187,8 +198,12 @@ async fn check(failing: Failing, at: u64) -> u64 {
         assert_eq!(gone, if is_there { told.0["gone"].clone() } else { Vec::new() });
     };
     check(&log, "while it runs").await;
-    log.close().await;
-    drop(log);
+    if at % 2 == 0 {
+        log.close().await;
+        drop(log);
+    } else {
+        leave(log).await;
+    }
     let operations = device.operations();
     device.mend();
     let log = open(&device).expect("opens again");

@@ -5,9 +5,12 @@ use std::{
     sync::Arc,
 };
 
-use runcast_translators::event::{Event, Millis, RunId, RunInfo, Seq};
+use runcast_translators::event::{Millis, RunId, RunInfo, Seq};
 
-use super::store::{Found, FoundRun};
+use super::{
+    journal::Journal,
+    store::{Found, FoundRun},
+};
 use crate::log::{LogStats, RunFilter, RunPage};
 
 /// Milliseconds since this process opened the log, by a clock that does not jump; negative for what was before.
@@ -26,44 +29,6 @@ pub(super) struct Entry {
     pub settled: Option<Uptime>,
 }
 
-/// What a run's entry in the file lags behind its events: the entry and the places of its steps are written for many events
-/// at once, for in a file of many runs each of these rows is a page of its own.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Unsaved {
-    pub events: usize,
-    pub steps: Vec<StepPlace>,
-}
-
-/// Where a step stands.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StepPlace {
-    pub index: i64,
-    pub seq: Seq,
-    /// No step of the run before it had an index as large.
-    pub is_new: bool,
-}
-
-impl StepPlace {
-    /// That of an event which comes after what `info` knows, if it is a step.
-    pub fn of(event: &Event, info: &RunInfo) -> Option<Self> {
-        let index = event.fact.step.as_ref()?.index;
-        Some(Self { index, seq: event.seq, is_new: info.last_step_index.is_none_or(|last| index > last) })
-    }
-}
-
-impl Unsaved {
-    /// Where the step_index first stood among these, or the largest smaller one.
-    pub fn place_of_step(&self, index: i64) -> Option<(i64, Seq)> {
-        let places = self.steps.iter().filter(|step| step.index <= index);
-        places.map(|step| (step.index, step.seq)).reduce(nearest)
-    }
-}
-
-/// Of two places before or at an index: that of the larger index, or the first of the same.
-pub(super) fn nearest(one: (i64, Seq), other: (i64, Seq)) -> (i64, Seq) {
-    if (other.0, one.1) > (one.0, other.1) { other } else { one }
-}
-
 #[derive(Debug, Default)]
 pub(super) struct Index {
     runs: HashMap<RunId, Entry>,
@@ -74,8 +39,7 @@ pub(super) struct Index {
     damaged: HashMap<RunId, String>,
     /// The numbers of runs whose events are being removed.
     removing: HashSet<u64>,
-    /// By run number: what their entries in the file do not say yet.
-    unsaved: HashMap<u64, Unsaved>,
+    pub journal: Journal,
     next_number: u64,
     bytes: u64,
     /// About how much memory the runs take here, tombstones aside.
@@ -108,11 +72,10 @@ impl Index {
 
     /// What lies in the file. `now` by the time of day (epoch milliseconds), `uptime` by our own clock.
     pub fn new(found: Found, now: Millis, uptime: Uptime) -> Self {
-        let mut index = Self { next_number: found.next_number, ..Self::default() };
+        let mut index = Self { next_number: found.next_number, journal: found.journal, ..Self::default() };
         for run in found.runs {
             match run {
-                FoundRun::Whole { number, info, unsaved } => {
-                    index.note_unsaved(number, unsaved);
+                FoundRun::Whole { number, info } => {
                     let age = info.ended_at.map_or(0, |ended| now.saturating_sub(ended).max(0));
                     index.put(number, *info, uptime.saturating_sub(age));
                 }
@@ -122,20 +85,6 @@ impl Index {
             }
         }
         index
-    }
-
-    /// What the run's entry in the file does not say yet.
-    pub fn unsaved(&self, number: u64) -> Option<&Unsaved> {
-        self.unsaved.get(&number)
-    }
-
-    /// Nothing when its entry says all.
-    pub fn note_unsaved(&mut self, number: u64, unsaved: Unsaved) {
-        if unsaved.events == 0 {
-            self.unsaved.remove(&number);
-        } else {
-            self.unsaved.insert(number, unsaved);
-        }
     }
 
     /// `uptime`: when it is put; the time of its end if it is settled now.

@@ -176,15 +176,23 @@ impl Writer {
         for (run, number, before, head) in ahead {
             let mut after = before;
             while after < head {
-                let read = self.store.view(|transaction| store::read(transaction, (&run, number), after, head, PAGE));
-                let events = read.map_err(|fault: Fault| fault.to_string())?;
+                let recent = file.journal.pending(number).map(|pending| pending.read(after, PAGE)).unwrap_or_default();
+                let events: Vec<_> = match recent.first() {
+                    Some((first, _)) if first.seq == after + 1 => recent.into_iter().map(|(event, _)| event).collect(),
+                    first => {
+                        let head = first.map_or(head, |(first, _)| first.seq - 1);
+                        let read = self.store.view(|transaction| store::read(transaction, (&run, number), after, head, PAGE));
+                        read.map_err(|fault: Fault| fault.to_string())?.0
+                    }
+                };
                 let Some(last) = events.last() else { return Err(format!("events of run {run} are missing")) };
                 after = last.seq;
                 commits.push((run.clone(), events.into()));
             }
         }
         metrics::log_damaged_runs(file.damaged_count());
-        self.tails.tell_committed(commits, || self.index().replace(file));
+        self.index().replace(file);
+        self.tell(commits, Vec::new());
         if let Some(recovery) = self.recovery.take() {
             self.worked_again = Some((Instant::now(), recovery.pause));
             metrics::log_recovered(recovery.since.elapsed());

@@ -1,6 +1,9 @@
 //! The tables on disk, and the database that holds them: it can be opened again while everybody goes on.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+};
 
 use bytes::Bytes;
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
@@ -11,16 +14,19 @@ use tokio::sync::watch;
 use super::{
     OpenError,
     disk::{Disk, advice, guarded},
-    index::{StepPlace, Unsaved},
+    journal::{Journal, StepPlace, Stored},
 };
 use crate::log::ReadLimit;
 
 /// (run number, seq) → stored event, and its checksum.
 const EVENTS: TableDefinition<'static, (u64, u64), &'static [u8]> = TableDefinition::new("events");
-/// run id → its number and `RunInfo`, JSON, and their checksum. That of a run that is not settled may lag behind its events.
+/// run id → its number and `RunInfo`, JSON, and their checksum: as it is with the events that are at their place.
 const RUNS: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("runs");
 /// (run number, step_index) → the seq where it first stood; for the events that the run's entry knows of.
 const STEPS: TableDefinition<'static, (u64, i64), u64> = TableDefinition::new("steps");
+/// Counted up with each commit that has one → stored events of any runs, which are not at their place yet: of each its run
+/// number, seq and length (big endian), a checksum of these and of the row's key, the event, and its checksum.
+const JOURNAL: TableDefinition<'static, u64, &'static [u8]> = TableDefinition::new("journal");
 /// What is written to see whether the device takes it again.
 const PROBE: TableDefinition<'static, (), &'static [u8]> = TableDefinition::new("probe");
 
@@ -59,13 +65,14 @@ struct StoredRun {
 
 /// A run as it lies in the file.
 pub(super) enum FoundRun {
-    Whole { number: u64, info: Box<RunInfo>, unsaved: Unsaved },
+    Whole { number: u64, info: Box<RunInfo> },
     Damaged { run: RunId, what: String },
 }
 
 /// What is there when the database is opened.
 pub(super) struct Found {
     pub runs: Vec<FoundRun>,
+    pub journal: Journal,
     /// No event has a larger run number or this one.
     pub next_number: u64,
 }
@@ -75,6 +82,7 @@ pub(super) struct Tables<'t> {
     events: redb::Table<'t, (u64, u64), &'static [u8]>,
     runs: redb::Table<'t, &'static str, &'static [u8]>,
     steps: redb::Table<'t, (u64, i64), u64>,
+    journal: redb::Table<'t, u64, &'static [u8]>,
 }
 
 impl Store {
@@ -178,18 +186,17 @@ pub(super) fn make_tables(database: &Database) -> Result<(), redb::Error> {
 fn load(transaction: &ReadTransaction) -> Result<Found, Fault> {
     let runs = transaction.open_table(RUNS).map_err(fault)?;
     let events = transaction.open_table(EVENTS).map_err(fault)?;
-    let mut found = Found { runs: Vec::new(), next_number: 0 };
+    let mut found = Found { runs: Vec::new(), journal: Journal::default(), next_number: 0 };
+    let mut whole = HashMap::new();
     for row in runs.iter().map_err(fault)? {
         let (id, bytes) = row.map_err(fault)?;
         let Ok(run) = RunId::new(id.value()) else {
             return Err(Fault::Damaged(format!("there is a run with the impossible id {:?}", id.value())));
         };
         match unseal(run.as_str().as_bytes(), bytes.value()).map(serde_json::from_slice::<StoredRun>) {
-            Some(Ok(StoredRun { number, info })) => found.runs.push(match follow(&events, number, info) {
-                Ok((info, unsaved)) => FoundRun::Whole { number, info: Box::new(info), unsaved },
-                Err(Fault::Damaged(what)) => FoundRun::Damaged { run, what },
-                Err(fault) => return Err(fault),
-            }),
+            Some(Ok(StoredRun { number, info })) => {
+                whole.insert(number, Followed { info, what: None });
+            }
             Some(Err(error)) => found.runs.push(FoundRun::Damaged { run, what: error.to_string() }),
             None => {
                 let what = "its bytes are not those that were written";
@@ -208,28 +215,87 @@ fn load(transaction: &ReadTransaction) -> Result<Found, Fault> {
     if let Some((key, _)) = events.last().map_err(fault)? {
         found.next_number = key.value().0.saturating_add(1);
     }
+    for row in transaction.open_table(JOURNAL).map_err(fault)?.iter().map_err(fault)? {
+        let (key, content) = row.map_err(fault)?;
+        let (key, mut content) = (key.value(), content.value());
+        found.journal.add_row(key, content.len());
+        while !content.is_empty() {
+            let broken = || Fault::Damaged(format!("row {key} of the journal: its bytes are not those that were written"));
+            let entry = JournalEntry::split_off(key, &mut content).ok_or_else(broken)?;
+            found.next_number = found.next_number.max(entry.number.saturating_add(1));
+            match whole.get_mut(&entry.number) {
+                Some(run) if run.what.is_none() => run.follow(key, &entry, &mut found.journal),
+                _ => found.journal.keep_row(key),
+            }
+        }
+    }
+    found.runs.extend(whole.into_iter().map(|(number, Followed { info, what })| match what {
+        None => FoundRun::Whole { number, info: Box::new(info) },
+        Some(what) => FoundRun::Damaged { run: info.run, what },
+    }));
     Ok(found)
 }
 
-/// Brings a run's entry up to its last event.
-fn follow(
-    events: &redb::ReadOnlyTable<(u64, u64), &'static [u8]>,
+/// A run's entry, and what the journal adds to it.
+struct Followed {
+    info: RunInfo,
+    /// What is wrong with it.
+    what: Option<String>,
+}
+
+impl Followed {
+    fn follow(&mut self, row: u64, entry: &JournalEntry<'_>, journal: &mut Journal) {
+        let seq = self.info.head + 1;
+        match event(&self.info.run, entry.number, seq, (entry.number, entry.seq), entry.value) {
+            Ok((event, bytes)) => {
+                let step = StepPlace::of(&event, &self.info);
+                self.info.apply(&event);
+                self.info.bytes += bytes as u64;
+                let record = Bytes::copy_from_slice(&entry.value[..bytes]);
+                journal.add(entry.number, row, [Stored { event: Arc::new(event), record }], step);
+            }
+            Err(fault) => {
+                self.what = Some(fault.to_string());
+                journal.keep_row(row);
+            }
+        }
+    }
+}
+
+/// An event in a row of the journal.
+struct JournalEntry<'c> {
     number: u64,
-    mut info: RunInfo,
-) -> Result<(RunInfo, Unsaved), Fault> {
-    let mut unsaved = Unsaved::default();
-    if info.is_settled() || info.tombstone {
-        return Ok((info, unsaved));
+    seq: Seq,
+    /// With its checksum.
+    value: &'c [u8],
+}
+
+/// Number, seq and length.
+const JOURNAL_HEAD_BYTES: usize = 20;
+
+impl<'c> JournalEntry<'c> {
+    /// Takes the first entry off the row's content; `None` when it is damaged.
+    fn split_off(row: u64, content: &mut &'c [u8]) -> Option<Self> {
+        let (head, rest) = content.split_at_checked(JOURNAL_HEAD_BYTES + CHECKSUM_BYTES)?;
+        let head = unseal(&row.to_be_bytes(), head)?;
+        let number = u64::from_be_bytes(head[..8].try_into().ok()?);
+        let seq = u64::from_be_bytes(head[8..16].try_into().ok()?);
+        let length = u32::from_be_bytes(head[16..].try_into().ok()?) as usize;
+        let (value, rest) = rest.split_at_checked(length + CHECKSUM_BYTES)?;
+        *content = rest;
+        Some(Self { number, seq, value })
     }
-    for row in events.range((number, info.head + 1)..=(number, u64::MAX)).map_err(fault)? {
-        let (key, value) = row.map_err(fault)?;
-        let (event, bytes) = event(&info.run, number, info.head + 1, key.value(), value.value())?;
-        unsaved.events += 1;
-        unsaved.steps.extend(StepPlace::of(&event, &info));
-        info.apply(&event);
-        info.bytes += bytes as u64;
-    }
-    Ok((info, unsaved))
+}
+
+/// Adds an event to the content of a row of the journal.
+pub(super) fn push_entry(content: &mut Vec<u8>, row: u64, number: u64, seq: Seq, record: &[u8]) {
+    let start = content.len();
+    content.extend_from_slice(&number.to_be_bytes());
+    content.extend_from_slice(&seq.to_be_bytes());
+    content.extend_from_slice(&u32::try_from(record.len()).unwrap_or(u32::MAX).to_be_bytes());
+    content.extend(checksum(&row.to_be_bytes(), &content[start..]));
+    content.extend_from_slice(record);
+    content.extend(checksum(&event_key(number, seq), record));
 }
 
 /// A row of the events, which must be this run's at `seq`, and how many bytes it has.
@@ -243,19 +309,20 @@ fn event(run: &RunId, number: u64, seq: Seq, key: (u64, u64), value: &[u8]) -> R
     Ok((event, bytes.len()))
 }
 
-/// The events of a run after `after` up to `head`, as many as the limit allows, and at least one.
+/// The events of a run after `after` up to `head` that are at their place, as many as the limit allows, and at least one; and
+/// how many bytes they are.
 pub(super) fn read(
     transaction: &ReadTransaction,
     (run, number): (&RunId, u64),
     after: Seq,
     head: Seq,
     limit: ReadLimit,
-) -> Result<Vec<Arc<Event>>, Fault> {
+) -> Result<(Vec<Arc<Event>>, usize), Fault> {
     let events = transaction.open_table(EVENTS).map_err(fault)?;
     let mut out: Vec<Arc<Event>> = Vec::new();
     let mut bytes_sum = 0;
     if after >= head {
-        return Ok(out);
+        return Ok((out, 0));
     }
     for row in events.range((number, after + 1)..=(number, head)).map_err(fault)? {
         let (key, value) = row.map_err(fault)?;
@@ -265,10 +332,11 @@ pub(super) fn read(
         }
         // Where retention has removed what was before, the first that is left is the first.
         let seq = out.last().map_or(key.1, |last| last.seq + 1);
-        bytes_sum += value.len();
-        out.push(Arc::new(event(run, number, seq, key, value)?.0));
+        let (event, bytes) = event(run, number, seq, key, value)?;
+        bytes_sum += bytes;
+        out.push(Arc::new(event));
     }
-    Ok(out)
+    Ok((out, bytes_sum))
 }
 
 pub(super) fn place_of_step(
@@ -283,7 +351,7 @@ pub(super) fn place_of_step(
     let (index, seq) = (key.value().1, seq.value());
     // These entries have no checksum: the event itself says whether its step stands there.
     let limit = ReadLimit { events_max: 1, bytes_max: 0 };
-    let event = read(transaction, (run, number), seq.saturating_sub(1), seq, limit)?.pop();
+    let event = read(transaction, (run, number), seq.saturating_sub(1), seq, limit)?.0.pop();
     match event.and_then(|event| event.fact.step.as_ref().map(|step| step.index)) {
         Some(found) if found == index => Ok(Some((index, seq))),
         _ => Err(Fault::Damaged(format!("the place of step {index} of run {run} is damaged"))),
@@ -324,6 +392,7 @@ impl<'t> Tables<'t> {
             events: transaction.open_table(EVENTS)?,
             runs: transaction.open_table(RUNS)?,
             steps: transaction.open_table(STEPS)?,
+            journal: transaction.open_table(JOURNAL)?,
         })
     }
 
@@ -333,6 +402,15 @@ impl<'t> Tables<'t> {
         bytes.copy_from_slice(record);
         sum.copy_from_slice(&checksum(&event_key(number, seq), record));
         Ok(())
+    }
+
+    /// One row of the journal.
+    pub fn put_row(&mut self, row: u64, content: &[u8]) -> Result<(), redb::Error> {
+        Ok(self.journal.insert(row, content).map(drop)?)
+    }
+
+    pub fn remove_row(&mut self, row: u64) -> Result<(), redb::Error> {
+        Ok(self.journal.remove(row).map(drop)?)
     }
 
     /// Remembers where a step_index first stood.

@@ -8,12 +8,30 @@ use std::{
 
 use runcast_config::FRAME_COPIES;
 use runcast_translators::event::{Event, RunId, Seq};
-use tokio::sync::broadcast;
+use tokio::{
+    sync::{broadcast, mpsc, oneshot},
+    task::JoinHandle,
+};
 
 use crate::{
-    log::{Charge, LiveItem, OpenText, Tail, TailItem, TailLimits},
+    log::{AppendError, Charge, LiveItem, OpenText, Tail, TailItem, TailLimits},
     ops::metrics,
 };
+
+/// Events of one run that were kept together.
+pub(super) type Commit = (RunId, Arc<[Arc<Event>]>);
+
+pub(super) type Reply = oneshot::Sender<Result<Vec<Arc<Event>>, AppendError>>;
+
+/// What was kept at once, for those who follow and for those who wait.
+pub(super) struct Kept {
+    pub commits: Vec<Commit>,
+    pub at: Instant,
+    pub replies: Vec<(Reply, Vec<Arc<Event>>)>,
+}
+
+/// Groups that wait to be told; beyond, the writer waits.
+const KEPT_MAX: usize = 4;
 
 pub(super) struct Tails {
     limits: TailLimits,
@@ -75,7 +93,8 @@ impl Tails {
         Self { limits, waiting: Arc::default(), slots: Mutex::default() }
     }
 
-    /// `head` is asked under the lock, so that every later commit is told to this follower.
+    /// `head` is asked under the lock, so that every later commit is told to this follower. It may be told of commits again
+    /// that `head` has.
     pub fn follow(&self, run: &RunId, head: impl FnOnce() -> Seq) -> Tail {
         let mut slots = self.slots();
         if slots.by_run.len() >= slots.prune_at.max(PRUNE_MIN) {
@@ -130,11 +149,9 @@ impl Tails {
         charge
     }
 
-    /// Tells commits, one entry a run, in order. `publish` makes them visible in the index, under the lock.
-    pub fn tell_committed(&self, commits: Vec<(RunId, Arc<[Arc<Event>]>)>, publish: impl FnOnce()) {
-        let at = Instant::now();
+    /// Tells commits, in order, that the index has already. `at`: when they were kept.
+    fn tell_committed(&self, commits: Vec<Commit>, at: Instant) {
         let mut slots = self.slots();
-        publish();
         for (run, events) in commits {
             let Some(slot) = slots.by_run.get_mut(&run) else { continue };
             let mut freed = 0;
@@ -152,6 +169,23 @@ impl Tails {
                 slots.by_run.remove(&run);
             }
         }
+    }
+
+    /// Tells what the writer has kept, in the writer's order, until there is no writer any more. It is a task of the runtime:
+    /// whoever is woken by it is woken from within, for what comes from other threads waits until a busy worker has nothing
+    /// else to do.
+    pub fn tell_what_is_kept(self: Arc<Self>) -> (mpsc::Sender<Kept>, JoinHandle<()>) {
+        let (kept, mut queue) = mpsc::channel::<Kept>(KEPT_MAX);
+        let telling = tokio::spawn(async move {
+            while let Some(Kept { commits, at, replies }) = queue.recv().await {
+                self.tell_committed(commits, at);
+                for (reply, events) in replies {
+                    // Who asked may be gone: the events are kept all the same.
+                    let _ = reply.send(Ok(events));
+                }
+            }
+        });
+        (kept, telling)
     }
 
     fn slots(&self) -> MutexGuard<'_, Slots> {

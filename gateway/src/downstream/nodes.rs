@@ -1,0 +1,83 @@
+//! What clients ask of daemons: a new node for a prompt, and a node that is to run again. Watching does neither.
+
+use axum::{
+    Router,
+    body::Bytes,
+    extract::{DefaultBodyLimit, State, rejection::BytesRejection},
+    http::{HeaderMap, StatusCode},
+    response::Response,
+    routing::post,
+};
+
+use super::{Gateway, NoRun};
+use crate::{
+    answer::{self, RunPath},
+    control::nodes::Answer,
+    ops::metrics::{self, Protocol},
+};
+
+pub(super) fn routes(gateway: &Gateway) -> Router {
+    Router::new()
+        .route("/v1/nodes", post(create))
+        .route("/v1/nodes/{id}/revive", post(revive))
+        .layer(DefaultBodyLimit::max(gateway.settings().server.request_bytes_max))
+        .with_state(gateway.clone())
+}
+
+async fn create(State(gateway): State<Gateway>, headers: HeaderMap, body: Result<Bytes, BytesRejection>) -> Response {
+    if !may_control(&gateway, &headers) {
+        return refuse(StatusCode::FORBIDDEN, "forbidden", "this token may not make nodes");
+    }
+    match body {
+        Ok(body) => pass(gateway.controls().nodes().create(body).await),
+        Err(rejection) => refuse(rejection.status(), "invalid_body", &rejection.body_text()),
+    }
+}
+
+async fn revive(
+    State(gateway): State<Gateway>,
+    RunPath(run): RunPath,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    if !may_control(&gateway, &headers) {
+        return refuse(StatusCode::FORBIDDEN, "forbidden", "this token may not revive nodes");
+    }
+    let body = match body {
+        Ok(body) => body,
+        Err(rejection) => return refuse(rejection.status(), "invalid_body", &rejection.body_text()),
+    };
+    match gateway.log().info(&run).await {
+        Ok(info) => {
+            let session = info.as_ref().map(|info| info.origin.session.as_deref().unwrap_or_default());
+            pass(gateway.controls().nodes().revive(&run, session, body).await)
+        }
+        Err(error) => answer::log_failed(&error),
+    }
+}
+
+/// Whether whoever asks may have daemons do something. Every token may.
+fn may_control(gateway: &Gateway, headers: &HeaderMap) -> bool {
+    gateway.gate().admits(headers)
+}
+
+/// The daemon's answer as it is.
+fn pass(answer: Option<Result<Answer, String>>) -> Response {
+    match answer {
+        Some(Ok(answer)) => answer::json(answer.status, answer.body),
+        Some(Err(why)) => {
+            tracing::warn!(why, "a daemon cannot be asked for what a client wants of it");
+            NoRun::Unavailable.answer(Protocol::Rest, super::sse::UNKNOWN)
+        }
+        None => refuse(
+            StatusCode::NOT_IMPLEMENTED,
+            "unsupported",
+            "this needs a daemon upstream that has the node, and there is none",
+        ),
+    }
+}
+
+fn refuse(status: StatusCode, code: &'static str, message: &str) -> Response {
+    metrics::refused(Protocol::Rest, code);
+    answer::error(status, code, message)
+}
