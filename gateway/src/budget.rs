@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    pin::pin,
+    convert::Infallible,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
@@ -30,6 +30,7 @@ struct Shared {
     stuck_after: Duration,
     free: Arc<Semaphore>,
     holders: Mutex<Holders>,
+    looks: tokio::sync::Mutex<()>,
     /// Counts those that were asked to go.
     asked: fn(),
 }
@@ -74,7 +75,14 @@ impl Budget {
     pub fn new(bytes_max: usize, stuck_after: Duration, asked: fn()) -> Self {
         let units_max = (bytes_max / UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
         let free = Arc::new(Semaphore::new(units_max));
-        Self(Arc::new(Shared { units_max: units_max as u32, stuck_after, free, holders: Mutex::default(), asked }))
+        Self(Arc::new(Shared {
+            units_max: units_max as u32,
+            stuck_after,
+            free,
+            holders: Mutex::default(),
+            looks: tokio::sync::Mutex::default(),
+            asked,
+        }))
     }
 
     /// A part of it, if it is there now. `holder`: who can be asked to go. One that is not there is asked for in the name of
@@ -93,17 +101,21 @@ impl Budget {
     /// Waits for a part of it; more than all there is counts as all. Who waits must hold nothing that others wait for.
     pub async fn take(&self, bytes: usize, holder: Option<&Arc<dyn Holder>>) -> Held {
         let units = self.units(bytes);
-        let mut acquired = pin!(self.0.free.clone().acquire_many_owned(units));
+        let acquired = self.0.free.clone().acquire_many_owned(units);
+        tokio::select! {
+            biased;
+            // It is never closed.
+            Ok(permit) = acquired => self.held(permit, holder),
+            never = self.look(units) => match never {},
+        }
+    }
+
+    /// Looks for those that are stuck, in the name of all who wait: the one does it that has waited the longest.
+    async fn look(&self, units: u32) -> Infallible {
+        let _looks = self.0.looks.lock().await;
         loop {
-            tokio::select! {
-                biased;
-                permit = &mut acquired => match permit {
-                    Ok(permit) => return self.held(permit, holder),
-                    // It is never closed.
-                    Err(_) => std::future::pending().await,
-                },
-                () = sleep(LOOK_EVERY) => self.ask_stuck(units),
-            }
+            self.ask_stuck(units);
+            sleep(LOOK_EVERY).await;
         }
     }
 
@@ -238,6 +250,8 @@ impl Holder for Asked {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use futures_util::FutureExt as _;
 
     use super::*;
