@@ -108,7 +108,9 @@ async fn measure(count: usize) {
     let (pid, highest) = (server.pid(), peak.clone());
     std::thread::spawn(move || {
         while std::path::Path::new(&format!("/proc/{pid}/status")).exists() {
-            highest.fetch_max(std::panic::catch_unwind(|| resident_kib(pid)).unwrap_or(0) << 10, Ordering::Relaxed);
+            // It may end in between.
+            let Ok(resident) = std::panic::catch_unwind(|| resident_kib(pid)) else { return };
+            highest.fetch_max(resident << 10, Ordering::Relaxed);
             std::thread::sleep(Duration::from_millis(20));
         }
     });
