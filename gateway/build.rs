@@ -15,13 +15,28 @@ const SHARED: [&str; 6] = [
     "CancelRunResponse",
 ];
 
+/// The methods that we answer ourselves. The others are passed through as they come: nothing is generated for them.
+const SERVED: [&str; 6] = ["GetRun", "ListRuns", "ObserveRun", "WaitLiveRun", "GetRunConversation", "CancelRun"];
+/// Where what is only passed through begins in the file: the first message of it.
+const PASSED_FROM: &str = "PingRequest";
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../translators/proto");
     println!("cargo:rerun-if-changed={}", folder.join(PROTO).display());
     println!("cargo:rerun-if-changed=build.rs");
-    let set = protox::compile([PROTO], [&folder])?;
+    let mut set = protox::compile([PROTO], [&folder])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    let descriptors = out.join("sdk.fds.bin");
+    fs::write(out.join("sdk.fds.bin"), set.encode_to_vec())?;
+    for file in set.file.iter_mut().filter(|file| file.name() == PROTO) {
+        file.service.retain(|service| service.name() == "SdkAgentService");
+        file.service.iter_mut().for_each(|service| service.method.retain(|method| SERVED.contains(&method.name())));
+        let passed = file.message_type.iter().position(|message| message.name() == PASSED_FROM);
+        file.message_type.truncate(passed.ok_or("nothing is passed through")?);
+        // Only messages that are cut off have enums of their own behind these.
+        file.enum_type.retain(|own| ["RunLifecycleStatus", "Runtime", "SdkErrorCode"].contains(&own.name()));
+        file.source_code_info = None;
+    }
+    let descriptors = out.join("served.fds.bin");
     fs::write(&descriptors, set.encode_to_vec())?;
 
     connectrpc_build::Config::new()

@@ -2,7 +2,7 @@
 
 use toml::Value;
 
-use crate::{ConfigError, Daemon, Postgres, Secret, Settings, Token, settings::Ndjson};
+use crate::{Bridge, ConfigError, Daemon, Postgres, Secret, Settings, Token, settings::Ndjson};
 
 /// A value that has every key there is.
 fn example() -> Value {
@@ -25,6 +25,11 @@ fn example() -> Value {
         ca_file: Some(Default::default()),
         list_path: Some(String::new()),
         ..Daemon::default()
+    })));
+    settings.upstream.push(crate::Upstream::Bridge(Box::new(Bridge {
+        token: Some(Secret::default()),
+        token_file: Some(Default::default()),
+        ..Bridge::default()
     })));
     Value::try_from(settings).unwrap_or_else(|error| unreachable!("settings are plain data: {error}"))
 }

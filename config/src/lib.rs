@@ -2,6 +2,7 @@
 //!
 //! Everything is checked before a port is bound; a key that nobody knows is refused by name with the nearest known one.
 
+mod bridge;
 mod daemon;
 mod known;
 mod load;
@@ -10,6 +11,7 @@ mod postgres;
 mod secret;
 mod settings;
 
+pub use bridge::{Bridge, BridgeProtocol};
 pub use daemon::Daemon;
 pub use load::{ConfigError, load, render};
 pub use memory::{

@@ -55,6 +55,7 @@ fn read(text: Option<&str>, environment: Environment) -> Result<Settings, Config
             crate::Upstream::Ndjson(_) => {}
             crate::Upstream::Postgres(database) => database.read_files()?,
             crate::Upstream::Daemon(daemon) => daemon.read_files()?,
+            crate::Upstream::Bridge(bridge) => bridge.read_files()?,
         }
     }
     check(&settings)?;
@@ -160,20 +161,27 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
             &format!("has {origin:?}: an origin is written as \"https://dash.example.com\""),
         );
     }
-    let (mut names, mut daemons) = (HashSet::new(), HashSet::new());
+    let mut names = HashSet::new();
     for upstream in &settings.upstream {
         let run = match upstream {
             crate::Upstream::Ndjson(file) => &file.run,
             crate::Upstream::Postgres(database) => {
                 database.check()?;
-                if !names.insert(&database.name) {
+                if !names.insert(("postgres", &database.name)) {
                     return invalid("upstream.name", &format!("{:?} is given twice: each database needs its own", database.name));
+                }
+                continue;
+            }
+            crate::Upstream::Bridge(bridge) => {
+                bridge.check()?;
+                if !names.insert(("bridge", &bridge.name)) {
+                    return invalid("upstream.name", &format!("{:?} is given twice: each bridge needs its own", bridge.name));
                 }
                 continue;
             }
             crate::Upstream::Daemon(daemon) => {
                 daemon.check()?;
-                if !daemons.insert(&daemon.name) {
+                if !names.insert(("daemon", &daemon.name)) {
                     return invalid("upstream.name", &format!("{:?} is given twice: each daemon needs its own", daemon.name));
                 }
                 continue;
@@ -224,6 +232,21 @@ mod tests {
         );
         let shown: toml::Value = toml::from_str(&text).expect("valid");
         let keys = toml::Value::try_from(crate::Postgres::default()).expect("plain");
+        let missing: Vec<_> =
+            keys.as_table().expect("a table").keys().filter(|key| shown["upstream"][0].get(key).is_none()).collect();
+        assert!(missing.is_empty(), "keys that the reference does not show: {missing:?}");
+    }
+
+    #[test]
+    fn the_reference_shows_every_key_of_a_bridge_with_its_default() {
+        let lines = REFERENCE.lines().skip_while(|line| !line.starts_with("#   kind = \"bridge\""));
+        let shown: Vec<&str> = lines.map_while(|line| line.strip_prefix("#   ")).collect();
+        let text = format!("[[upstream]]\n{}\n", shown.join("\n"));
+        let settings = from(&text.replace("token_file = \"/run/secrets/bridge\"", ""), &[]).expect("valid");
+        let url = "http://127.0.0.1:4100".into();
+        assert_eq!(settings.upstream, [crate::Upstream::Bridge(Box::new(crate::Bridge { url, ..crate::Bridge::default() }))]);
+        let shown: toml::Value = toml::from_str(&text).expect("valid");
+        let keys = toml::Value::try_from(crate::Bridge::default()).expect("plain");
         let missing: Vec<_> =
             keys.as_table().expect("a table").keys().filter(|key| shown["upstream"][0].get(key).is_none()).collect();
         assert!(missing.is_empty(), "keys that the reference does not show: {missing:?}");
@@ -294,6 +317,11 @@ mod tests {
                 "[[upstream]]\nkind = \"daemon\"\nurl = \"http://h\"\n[[upstream]]\nkind = \"daemon\"\nurl = \"http://i\"\n",
                 "upstream.name",
             ),
+            ("[[upstream]]\nkind = \"bridge\"\n", "upstream.url"),
+            ("[[upstream]]\nkind = \"bridge\"\nurl = \"ftp://x\"\n", "upstream.url"),
+            ("[[upstream]]\nkind = \"bridge\"\nurl = \"http://x\"\ntoken = \"a b\"\n", "upstream.token"),
+            ("[[upstream]]\nkind = \"bridge\"\nurl = \"http://x\"\nruns_max = 0\n", "upstream.runs_max"),
+            ("[[upstream]]\nkind = \"bridge\"\nurl = \"http://x\"\nprotocol = \"soap\"\n", "soap"),
             ("[[auth.tokens]]\nname = \"x\"\ntoken = \"a token with blanks in it\"\n", "auth.tokens"),
             ("[[auth.tokens]]\nname = \"x\"\ntoken = \"0123456789abcdef\"\ntoken_file = \"/x\"\n", "auth.tokens"),
         ] {

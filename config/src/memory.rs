@@ -37,6 +37,8 @@ const EVENT_COPIES: u64 = 4;
 const READ_BYTES: u64 = 256 << 10;
 /// A run of a database or a node of a daemon that is followed: what was read of it, and as what.
 const FOLLOWED_BYTES: u64 = 16 << 10;
+/// What is read of a bridge before it is kept: so much at least.
+const BRIDGE_BATCH_BYTES: u64 = 4 << 20;
 /// A run id that is remembered, with its place in tables.
 const ID_BYTES: u64 = 512;
 
@@ -141,6 +143,21 @@ fn of_upstream(upstream: &Upstream, settings: &Settings) -> Part {
             what: format!("the daemon {}: nodes_max × (3 × record_bytes_max + 16 KiB)", daemon.name),
             bytes: times(daemon.nodes_max, add(FOLLOWED_BYTES, times(LINE_COPIES, bytes(daemon.record_bytes_max)))),
         },
+        Upstream::Bridge(bridge) => {
+            let message = bytes(bridge.message_bytes_max);
+            // What is kept together is as large as one message, or as what one read has.
+            let run = add(FOLLOWED_BYTES, times(LINE_COPIES, message.saturating_add(BRIDGE_BATCH_BYTES)));
+            Part {
+                what: format!(
+                    "the bridge {}: runs_max × (6 × message_bytes_max + 12 MiB + 16 KiB), live_max × 16 KiB",
+                    bridge.name
+                ),
+                bytes: add(
+                    times(bridge.runs_max, add(run, times(LINE_COPIES, message))),
+                    times(bridge.live_max, bytes(FREE_BYTES)),
+                ),
+            }
+        }
         Upstream::Postgres(database) => {
             let answer = add(line, bytes(settings.ingest.batch_bytes_max));
             let answers = times(database.connections, times(LINE_COPIES, answer));
@@ -201,9 +218,12 @@ mod tests {
     fn every_upstream_is_in_the_sum() {
         let mut settings = Settings::default();
         let before = MemoryMax::of(&settings).total();
-        settings.upstream.push(Upstream::Ndjson(crate::Ndjson::default()));
-        let one = MemoryMax::of(&settings).total();
-        settings.upstream.push(Upstream::Postgres(Box::default()));
-        assert!(before < one && one < MemoryMax::of(&settings).total());
+        let mut last = before;
+        for upstream in [Upstream::Ndjson(crate::Ndjson::default()), Upstream::Postgres(Box::default()), Upstream::Daemon(Box::default()), Upstream::Bridge(Box::default())] {
+            settings.upstream.push(upstream);
+            let sum = MemoryMax::of(&settings).total();
+            assert!(last < sum, "{}", MemoryMax::of(&settings).render());
+            last = sum;
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Daemon, Postgres, Secret};
+use crate::{Bridge, Daemon, Postgres, Secret};
 
 /// All settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -144,6 +144,7 @@ pub enum Upstream {
     Ndjson(Ndjson),
     Postgres(Box<Postgres>),
     Daemon(Box<Daemon>),
+    Bridge(Box<Bridge>),
 }
 
 /// A file of Claude Code's stream-json lines.

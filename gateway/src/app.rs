@@ -60,12 +60,21 @@ impl App {
         let mut tasks = JoinSet::new();
         let mut finders: Vec<Arc<dyn Finder>> = Vec::new();
         let mut nodes: Vec<Arc<dyn NodeControl>> = Vec::new();
+        let mut bridges = Vec::new();
         for upstream in settings.upstream.clone() {
             let (ingest, ingest_settings, upstreams, stop) =
                 (ingest.clone(), settings.ingest.clone(), upstreams.clone(), stopped.clone());
             match upstream {
                 Upstream::Ndjson(file) => {
                     tasks.spawn(upstream::ndjson::follow(ingest, ingest_settings, file, upstreams, stop));
+                }
+                Upstream::Bridge(bridge) => {
+                    let name = bridge.name.clone();
+                    let bridge = upstream::bridge::Upstream::new(*bridge, ingest, upstreams)
+                        .map_err(|why| anyhow::anyhow!("upstream {name}: {why}"))?;
+                    finders.push(bridge.finder());
+                    bridges.push(bridge.control());
+                    tasks.spawn(bridge.follow(stop));
                 }
                 Upstream::Postgres(database) => {
                     let postgres = upstream::postgres::Upstream::new(*database);
@@ -80,7 +89,7 @@ impl App {
                 }
             }
         }
-        let controls = Controls::new(finders, settings.find.clone()).with_nodes(NodeControls::new(nodes));
+        let controls = Controls::new(finders, settings.find.clone()).with_bridges(bridges).with_nodes(NodeControls::new(nodes));
         let gateway = Gateway::new(shared.clone(), hubs, controls, settings.clone(), drain.clone());
         let routes = gateway.service(upstream::http::routes(
             ingest.clone(),

@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     convert::Infallible,
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
@@ -228,6 +229,12 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.leave();
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Held({} bytes)", self.bytes())
     }
 }
 

@@ -2,7 +2,11 @@
 //!
 //! Downstream knows what can be asked, upstreams answer it, and neither knows the other.
 
+mod bridge;
 pub mod nodes;
+pub mod sdk;
+
+pub use bridge::{Answers, Bridge, Call, Detail, Failure, LiveUpdate, Sent};
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -48,10 +52,13 @@ pub enum Found {
 
 /// All that can be asked, of all upstreams.
 #[derive(Clone)]
-pub struct Controls(Arc<Shared>, NodeControls);
+pub struct Controls(Arc<Shared>);
 
 struct Shared {
     finders: Vec<Arc<dyn Finder>>,
+    /// By the sessions of their runs.
+    bridges: Vec<(String, Arc<dyn Bridge>)>,
+    nodes: NodeControls,
     settings: Find,
     state: Mutex<State>,
 }
@@ -67,17 +74,39 @@ struct State {
 
 impl Controls {
     pub fn new(finders: Vec<Arc<dyn Finder>>, settings: Find) -> Self {
-        Self(Arc::new(Shared { finders, settings, state: Mutex::default() }), NodeControls::default())
+        let shared = Shared { finders, bridges: Vec::new(), nodes: NodeControls::default(), settings, state: Mutex::default() };
+        Self(Arc::new(shared))
     }
 
-    /// With daemons that take what clients post.
+    /// With daemons that take what clients post. As [`Self::with_bridges`].
     pub fn with_nodes(mut self, nodes: NodeControls) -> Self {
-        self.1 = nodes;
+        if let Some(shared) = Arc::get_mut(&mut self.0) {
+            shared.nodes = nodes;
+        }
         self
     }
 
     pub fn nodes(&self) -> &NodeControls {
-        &self.1
+        &self.0.nodes
+    }
+
+    /// With bridges that clients are passed through to, each with the session of its runs. To be said before others
+    /// share these controls.
+    pub fn with_bridges(mut self, bridges: Vec<(String, Arc<dyn Bridge>)>) -> Self {
+        if let Some(shared) = Arc::get_mut(&mut self.0) {
+            shared.bridges = bridges;
+        }
+        self
+    }
+
+    /// The bridge that calls of clients go to, when there is one.
+    pub fn bridge(&self) -> Option<&Arc<dyn Bridge>> {
+        self.0.bridges.first().map(|(_, bridge)| bridge)
+    }
+
+    /// The bridge that a run came from.
+    pub fn bridge_of(&self, session: &str) -> Option<&Arc<dyn Bridge>> {
+        self.0.bridges.iter().find(|(own, _)| own == session).map(|(_, bridge)| bridge)
     }
 
     /// Looks for a run that the log has not, in all upstreams at once.

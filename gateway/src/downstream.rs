@@ -8,6 +8,7 @@ pub mod handover;
 mod held;
 pub mod listen;
 pub mod nodes;
+pub mod passthrough;
 pub mod raw;
 pub mod rest;
 pub mod rpc;
@@ -86,10 +87,12 @@ impl Gateway {
         let rest = rest.route_layer(from_fn_with_state(self.clone(), require_token));
         let grpc = grpc::service(self);
         let connect = connect::service(self);
-        let (budget, wait) = (self.budget(), Duration::from_millis(self.settings().server.header_timeout_ms));
+        let passthrough = passthrough::Passthrough::new(self);
+        let budget = self.budget();
         let rpc = move |request: Request| {
-            let (grpc, connect, request) = (grpc.clone(), connect.clone(), held::received(request, budget.clone(), wait));
-            async move { serve_rpc(request, grpc, connect).await }
+            let (grpc, connect, passthrough) = (grpc.clone(), connect.clone(), passthrough.clone());
+            let request = held::received(request, budget.clone());
+            async move { serve_rpc(request, grpc, connect, passthrough).await }
         };
         // Whoever speaks to no route of ours may speak sdk.v1: its paths are names of services.
         let known = streams.merge(rest).method_not_allowed_fallback(wrong_method).fallback(rpc);
@@ -202,11 +205,11 @@ async fn wrong_method() -> Response {
     answer::error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this route does not take this method")
 }
 
-async fn serve_rpc(request: Request, grpc: Router, connect: Router) -> Response {
+async fn serve_rpc(request: Request, grpc: Router, connect: Router, passthrough: passthrough::Passthrough) -> Response {
     let is_grpc =
         request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
-    if let Some(answer) = rpc::refuse_unserved(request.uri().path(), request.headers(), is_grpc) {
-        return answer;
+    if let Some(method) = rpc::unserved(request.uri().path()).map(str::to_owned) {
+        return passthrough.serve(&method, request, is_grpc).await;
     }
     if is_grpc {
         return grpc.oneshot(request).await.into_response();

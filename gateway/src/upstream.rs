@@ -1,5 +1,6 @@
 //! Where runs come from.
 
+pub mod bridge;
 pub mod daemon;
 pub mod http;
 pub mod ndjson;

@@ -18,6 +18,14 @@ pub fn run(name: &str) -> Bytes {
     std::fs::read(folder().join("runs").join(format!("{name}.ndjson"))).expect("a recorded run").into()
 }
 
+/// The messages of `bridge/NAME.ndjson`, as those of a run with this id.
+pub fn bridge_messages(name: &str, run: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(folder().join("bridge").join(format!("{name}.ndjson"))).expect("a recorded run");
+    let own: Value = serde_json::from_str(text.lines().next_back().expect("a line")).expect("JSON");
+    let own = format!("\"{}\"", own["done"]["runId"].as_str().expect("a run"));
+    text.replace(&own, &format!("\"{run}\"")).lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
 /// The bytes of the fault file whose name begins with `prefix`, as `f07`.
 pub fn fault(prefix: &str) -> Bytes {
     let path = fault_files().into_iter().find(|(name, _)| name.starts_with(prefix)).expect("a fault file").1;

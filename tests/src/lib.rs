@@ -2,6 +2,7 @@
 //!
 //! Nothing here sleeps to see whether something happened: everything waits for a condition, with one generous limit.
 
+pub mod bridge;
 pub mod cuts;
 pub mod daemon;
 pub mod fixtures;

@@ -33,6 +33,8 @@ pub struct Options {
     pub env: Vec<(&'static str, String)>,
     /// More arguments.
     pub args: Vec<String>,
+    /// What stands in its configuration, beside the token.
+    pub toml: String,
     /// Another binary than `runcast`.
     pub binary: Option<&'static str>,
 }
@@ -40,6 +42,11 @@ pub struct Options {
 impl Options {
     pub fn env(mut self, key: &'static str, value: impl ToString) -> Self {
         self.env.push((key, value.to_string()));
+        self
+    }
+
+    pub fn toml(mut self, text: &str) -> Self {
+        self.toml.push_str(text);
         self
     }
 
@@ -95,9 +102,11 @@ impl Server {
     fn command(options: &Options, data: &Path, listen: &str, admin: &str) -> Command {
         let mut command = Command::new(built(options.binary.unwrap_or("runcast")));
         command.args(["serve", "--listen", listen, "--admin-listen", admin, "--data"]).arg(data).args(&options.args);
-        if options.with_token {
+        if options.with_token || !options.toml.is_empty() {
             let config = data.with_extension("toml");
-            std::fs::write(&config, format!("[[auth.tokens]]\nname = \"tests\"\ntoken = \"{TOKEN}\"\n")).expect("written");
+            let token = format!("[[auth.tokens]]\nname = \"tests\"\ntoken = \"{TOKEN}\"\n");
+            let token = if options.with_token { token } else { String::new() };
+            std::fs::write(&config, format!("{}\n{token}", options.toml)).expect("written");
             command.arg("--config").arg(config);
         }
         command.envs(options.env.iter().map(|(key, value)| (key, value))).stdout(Stdio::null()).stderr(Stdio::piped());

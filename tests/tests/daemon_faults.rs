@@ -159,6 +159,11 @@ async fn nonsense_is_reported_and_the_run_goes_on() {
     );
     assert_eq!(world.server.metric("runcast_unreadable_records_total", &[]).await, 4.0);
 
+    // A stream that goes on for ever and is none.
+    let asked = world.daemon.asked_after("n").len();
+    world.daemon.blurt("n", vec![b'x'; 60_000]);
+    until("another stream", || async { (world.daemon.asked_after("n").len() > asked).then_some(()) }).await;
+
     // Answers that are no stream at all, and a stream that is none.
     for (kind, bytes) in [
         (None, b"<html>a proxy is here</html>".to_vec()),

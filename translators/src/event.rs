@@ -72,6 +72,14 @@ pub enum SourceCursor {
     },
     /// A row of a table, by its id. The ids of a run's events together say what was read: rows come in any order.
     Row { id: i64 },
+    /// A message of a bridge. Not all have an offset, and one of a stream of Send (`sent`) says nothing on one of
+    /// ObserveRun.
+    Offset {
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        offset: Option<String>,
+        #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+        sent: bool,
+    },
     /// A daemon's record, by its number. Numbers begin again when the daemon is started again.
     Sequence {
         number: u64,

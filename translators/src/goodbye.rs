@@ -53,36 +53,111 @@ pub struct Ending {
     pub come_back: ComeBack,
 }
 
-/// The status codes of gRPC that runcast uses; the number is gRPC's.
+/// The status codes of gRPC; the number is gRPC's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RpcCode {
     Ok = 0,
+    Canceled = 1,
+    Unknown = 2,
     InvalidArgument = 3,
+    DeadlineExceeded = 4,
     NotFound = 5,
+    AlreadyExists = 6,
     PermissionDenied = 7,
     ResourceExhausted = 8,
     FailedPrecondition = 9,
+    Aborted = 10,
+    OutOfRange = 11,
     Unimplemented = 12,
     Internal = 13,
     Unavailable = 14,
+    DataLoss = 15,
     Unauthenticated = 16,
 }
 
 impl RpcCode {
+    /// All of them, each at its number.
+    pub const ALL: [Self; 17] = [
+        Self::Ok,
+        Self::Canceled,
+        Self::Unknown,
+        Self::InvalidArgument,
+        Self::DeadlineExceeded,
+        Self::NotFound,
+        Self::AlreadyExists,
+        Self::PermissionDenied,
+        Self::ResourceExhausted,
+        Self::FailedPrecondition,
+        Self::Aborted,
+        Self::OutOfRange,
+        Self::Unimplemented,
+        Self::Internal,
+        Self::Unavailable,
+        Self::DataLoss,
+        Self::Unauthenticated,
+    ];
+
     /// The name that Connect writes.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
+            Self::Canceled => "canceled",
+            Self::Unknown => "unknown",
             Self::InvalidArgument => "invalid_argument",
+            Self::DeadlineExceeded => "deadline_exceeded",
             Self::NotFound => "not_found",
+            Self::AlreadyExists => "already_exists",
             Self::PermissionDenied => "permission_denied",
             Self::ResourceExhausted => "resource_exhausted",
             Self::FailedPrecondition => "failed_precondition",
+            Self::Aborted => "aborted",
+            Self::OutOfRange => "out_of_range",
             Self::Unimplemented => "unimplemented",
             Self::Internal => "internal",
             Self::Unavailable => "unavailable",
+            Self::DataLoss => "data_loss",
             Self::Unauthenticated => "unauthenticated",
+        }
+    }
+
+    /// From Connect's name; one that nobody knows is unknown.
+    pub fn from_name(name: &str) -> Self {
+        Self::ALL.into_iter().find(|code| code.name() == name).unwrap_or(Self::Unknown)
+    }
+
+    /// From gRPC's number; one that nobody knows is unknown.
+    pub fn from_number(number: i32) -> Self {
+        usize::try_from(number).ok().and_then(|number| Self::ALL.get(number).copied()).unwrap_or(Self::Unknown)
+    }
+
+    /// The HTTP status of a unary answer of Connect with this code.
+    pub fn http(self) -> u16 {
+        match self {
+            Self::Ok => 200,
+            Self::Canceled => 499,
+            Self::InvalidArgument | Self::FailedPrecondition | Self::OutOfRange => 400,
+            Self::DeadlineExceeded => 504,
+            Self::NotFound => 404,
+            Self::AlreadyExists | Self::Aborted => 409,
+            Self::PermissionDenied => 403,
+            Self::ResourceExhausted => 429,
+            Self::Unimplemented => 501,
+            Self::Unavailable => 503,
+            Self::Unauthenticated => 401,
+            Self::Unknown | Self::Internal | Self::DataLoss => 500,
+        }
+    }
+
+    /// The code of an answer that has none of its own, from its HTTP status.
+    pub fn from_http(status: u16) -> Self {
+        match status {
+            400 => Self::Internal,
+            401 => Self::Unauthenticated,
+            403 => Self::PermissionDenied,
+            404 => Self::Unimplemented,
+            429 | 502 | 503 | 504 => Self::Unavailable,
+            _ => Self::Unknown,
         }
     }
 }

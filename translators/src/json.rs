@@ -60,6 +60,11 @@ impl Json {
         Raw::trusted(&self.0)
     }
 
+    /// A value that stands in another text: its bytes are copied.
+    pub fn copy(part: Raw<'_>) -> Self {
+        Self(Bytes::copy_from_slice(part.bytes()))
+    }
+
     /// The value that `part`, a view into this one, shows: shares the bytes.
     pub fn share(&self, part: Raw<'_>) -> Self {
         Self(self.0.slice_ref(part.bytes()))

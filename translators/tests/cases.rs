@@ -41,6 +41,56 @@ fn records_mean_what_the_table_says() {
 }
 
 #[test]
+fn messages_of_a_bridge_mean_what_the_table_says() {
+    let mut wrong = Vec::new();
+    for case in Case::all("bridge") {
+        let (mut decoder, mut out) = (bridge::Decoder::default(), Vec::new());
+        for line in case.section("in").lines() {
+            let place = bridge::Place { sent: line.starts_with("!sent "), at: 0 };
+            let bytes = Bytes::copy_from_slice(line.trim_start_matches("!sent ").as_bytes());
+            let before = out.len();
+            match bridge::Envelope::read(bridge::Codec::Json, &bytes) {
+                Ok(envelope) => decoder.decode(&envelope, place, &mut out),
+                Err(bridge::Malformed) => decoder.malformed(&bytes, place, &mut out),
+            }
+            goes_out_as_it_came(&case, &bytes, &out[before..]);
+        }
+        let shown: Vec<_> = out.iter().map(show::decoded).collect();
+        wrong.extend(differs(&case.name, case.section("events"), &shown.join("\n")));
+    }
+    verdict(&wrong);
+}
+
+/// What came from a bridge leaves as it came, character by character, but for the offset; and in protobuf the same.
+fn goes_out_as_it_came(case: &Case, line: &Bytes, decoded: &[Decoded]) {
+    let facts = decoded.iter().filter_map(|decoded| match decoded {
+        Decoded::Fact(fact) if fact.original.is_some() => Some(fact),
+        _ => None,
+    });
+    for fact in facts {
+        let event = Event { run: run(), seq: SEQ, fact: fact.clone() };
+        let sent = bridge::encode::message(&event, &context()).expect("a message");
+        let of = |bytes: &Bytes| match bridge::Envelope::read(bridge::Codec::Json, bytes).expect("JSON").content {
+            bridge::Content::Message(json) | bridge::Content::Result(json) => json,
+            other => panic!("{}: {other:?}", case.name),
+        };
+        let came = of(line);
+        assert_eq!(came, of(&sent.json), "{}", case.name);
+        match bridge::Envelope::read(bridge::Codec::Proto, &sent.proto).expect("protobuf").content {
+            bridge::Content::Message(proto) => {
+                let payload = |json: &Json| json.raw().get("message").map(schema::as_held);
+                assert_eq!(payload(&came), payload(&proto), "{}", case.name);
+            }
+            bridge::Content::Result(proto) => {
+                let came = Json::built(came.text().replace("\"status\":4", "\"status\":\"RUN_LIFECYCLE_STATUS_ERROR\""));
+                assert_eq!(schema::as_held(came.raw()), schema::as_held(proto.raw()), "{}", case.name);
+            }
+            other => panic!("{}: {other:?}", case.name),
+        }
+    }
+}
+
+#[test]
 fn events_show_in_each_protocol_as_the_table_says() {
     let mut wrong = Vec::new();
     for case in Case::all("events") {

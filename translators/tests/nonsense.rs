@@ -11,6 +11,8 @@ mod lines;
 mod node_laws;
 #[path = "support/schema.rs"]
 mod schema;
+#[path = "support/sdk.rs"]
+mod sdk;
 #[path = "support/seeds.rs"]
 mod seeds;
 #[path = "support/targets.rs"]
@@ -87,6 +89,21 @@ proptest! {
     #[test]
     fn cursors_keep_every_law(input in damaged("cursors")) {
         targets::cursors(&input);
+    }
+
+    #[test]
+    fn messages_of_a_bridge_keep_every_law(stories in prop::collection::vec(damaged("bridge"), 1..4)) {
+        targets::bridge(&stories.join(&b'\n'));
+    }
+
+    #[test]
+    fn messages_in_protobuf_keep_every_law(input in damaged("bridge")) {
+        targets::bridge(&input);
+    }
+
+    #[test]
+    fn frames_keep_every_law(input in damaged("frames")) {
+        targets::frames(&input);
     }
 
     #[test]

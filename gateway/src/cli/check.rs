@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use runcast_config::{Settings, Upstream};
 
 use super::{ConfigArgs, EXIT_CONFIG, fail};
-use crate::upstream::{daemon, postgres};
+use crate::upstream::{bridge, daemon, postgres};
 
 /// The exit status for an upstream that cannot be read, as sysexits has it for a service that is not available.
 const EXIT_UPSTREAM: u8 = 69;
@@ -44,6 +44,7 @@ async fn upstreams(settings: &Settings) -> Vec<String> {
                 let checked = postgres::check(database, &settings.ingest).await;
                 (&database.name, checked.map_err(|error| error.to_string()))
             }
+            Upstream::Bridge(settings) => (&settings.name, bridge::check(settings).await.map_err(|error| error.to_string())),
             Upstream::Daemon(daemon) => (&daemon.name, daemon::check(daemon).await),
         };
         if let Err(error) = checked {

@@ -14,11 +14,11 @@ use runcast_translators::{bridge::Message, goodbye::RpcCode};
 
 use super::{
     Gateway,
-    grpc::{DESCRIPTORS, base64},
+    grpc::base64,
     held::Slot,
     rpc::{Calls, RpcError},
 };
-use crate::ops::metrics::Protocol;
+use crate::{control::sdk::DESCRIPTORS, ops::metrics::Protocol};
 
 #[allow(clippy::all, clippy::pedantic, missing_docs, unused_imports, dead_code)]
 mod generated {
@@ -78,26 +78,31 @@ impl From<RpcError> for ConnectError {
     fn from(error: RpcError) -> Self {
         let code = match error.code {
             RpcCode::Ok | RpcCode::Internal => ErrorCode::Internal,
+            RpcCode::Canceled => ErrorCode::Canceled,
+            RpcCode::Unknown => ErrorCode::Unknown,
             RpcCode::InvalidArgument => ErrorCode::InvalidArgument,
+            RpcCode::DeadlineExceeded => ErrorCode::DeadlineExceeded,
             RpcCode::NotFound => ErrorCode::NotFound,
+            RpcCode::AlreadyExists => ErrorCode::AlreadyExists,
             RpcCode::PermissionDenied => ErrorCode::PermissionDenied,
             RpcCode::ResourceExhausted => ErrorCode::ResourceExhausted,
             RpcCode::FailedPrecondition => ErrorCode::FailedPrecondition,
+            RpcCode::Aborted => ErrorCode::Aborted,
+            RpcCode::OutOfRange => ErrorCode::OutOfRange,
             RpcCode::Unimplemented => ErrorCode::Unimplemented,
             RpcCode::Unavailable => ErrorCode::Unavailable,
+            RpcCode::DataLoss => ErrorCode::DataLoss,
             RpcCode::Unauthenticated => ErrorCode::Unauthenticated,
         };
         let details = error.details();
-        let answer = Self::new(code, error.message);
-        match details {
-            None => answer,
-            // Some clients read only `debug`, others only `value`.
-            Some(details) => answer.with_detail(ErrorDetail {
-                type_url: "sdk.v1.SdkErrorDetails".into(),
-                value: Some(base64(&details.proto)),
-                debug: serde_json::from_slice(&details.json).ok(),
-            }),
-        }
+        // Some clients read only `debug`, others only `value`.
+        details.into_iter().fold(Self::new(code, error.message), |answer, detail| {
+            answer.with_detail(ErrorDetail {
+                type_url: detail.kind,
+                value: Some(base64(&detail.value)),
+                debug: detail.debug.and_then(|debug| serde_json::from_slice(debug.bytes()).ok()),
+            })
+        })
     }
 }
 
@@ -148,6 +153,6 @@ impl SdkAgentService for Service {
     }
 
     async fn cancel_run(&self, context: RequestContext, request: ServiceRequest<'_, CancelRunRequest>) -> ServiceResult<Encoded> {
-        answer(self.0.cancel(context.headers(), request.run_id).await)
+        answer(self.0.cancel(context.headers(), request.run_id, request.agent_id.unwrap_or_default()).await)
     }
 }

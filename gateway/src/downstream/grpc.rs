@@ -18,10 +18,10 @@ use super::{
     held::Slot,
     rpc::{Calls, Observation, RpcError},
 };
-use crate::ops::metrics::Protocol;
-
-/// The schema, for reflection.
-pub(super) const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sdk.fds.bin"));
+use crate::{
+    control::{Detail, sdk::DESCRIPTORS},
+    ops::metrics::Protocol,
+};
 
 #[allow(clippy::all, missing_docs, dead_code)]
 mod proto {
@@ -90,25 +90,23 @@ fn health() -> tonic_health::pb::health_server::HealthServer<impl tonic_health::
 impl From<RpcError> for Status {
     fn from(error: RpcError) -> Self {
         let code = Code::from_i32(error.code as i32);
-        match error.details() {
-            None => Self::new(code, error.message),
-            Some(details) => {
-                let any = prost_types::Any {
-                    type_url: "type.googleapis.com/sdk.v1.SdkErrorDetails".into(),
-                    value: details.proto.to_vec(),
-                };
-                Self::with_details(code, error.message.clone(), google_status(code as i32, &error.message, &any))
-            }
+        let details = error.details();
+        if details.is_empty() {
+            return Self::new(code, error.message);
         }
+        Self::with_details(code, error.message.clone(), google_status(code as i32, &error.message, &details))
     }
 }
 
 /// `google.rpc.Status`, as `grpc-status-details-bin` carries it.
-fn google_status(code: i32, message: &str, detail: &prost_types::Any) -> Bytes {
+fn google_status(code: i32, message: &str, details: &[Detail]) -> Bytes {
     let mut out = Vec::new();
     prost::encoding::int32::encode(1, &code, &mut out);
     prost::encoding::string::encode(2, &message.to_owned(), &mut out);
-    prost::encoding::message::encode(3, detail, &mut out);
+    for detail in details {
+        let any = prost_types::Any { type_url: format!("type.googleapis.com/{}", detail.kind), value: detail.value.to_vec() };
+        prost::encoding::message::encode(3, &any, &mut out);
+    }
     out.into()
 }
 
@@ -167,7 +165,8 @@ impl SdkAgentService for Service {
     }
 
     async fn cancel_run(&self, request: Request<proto::CancelRunRequest>) -> Result<Response<Encoded>, Status> {
-        answer(self.0.cancel(&headers(&request), &request.get_ref().run_id).await)
+        let asked = request.get_ref();
+        answer(self.0.cancel(&headers(&request), &asked.run_id, asked.agent_id.as_deref().unwrap_or_default()).await)
     }
 }
 

@@ -6,7 +6,6 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use axum::{
@@ -16,13 +15,13 @@ use axum::{
     response::Response,
 };
 use bytes::{Buf as _, Bytes};
+use futures_util::{FutureExt as _, future::BoxFuture};
 use http_body::{Body as _, Frame, SizeHint};
 use runcast_config::FREE_BYTES;
-use tokio::time::{Sleep, sleep};
 
 use crate::{
     answer,
-    budget::{Budget, Held, Holder},
+    budget::{Asked, Budget, Held, Holder},
     ops::metrics::{self, Protocol},
 };
 
@@ -46,13 +45,15 @@ struct Content {
 /// The body of an answer, held in its slot.
 struct HeldBody(Slot);
 
-/// The body of a request that is read whole: what is more than a little of it is held too, and it must come soon.
+/// The body of a request that is read whole: what is more than a little of it is held too. One that is slow to come is cut off
+/// when others need the memory.
 struct Received {
     body: Body,
     budget: Budget,
     bytes: usize,
     held: Option<Held>,
-    deadline: Pin<Box<Sleep>>,
+    holder: Arc<dyn Holder>,
+    over: BoxFuture<'static, ()>,
 }
 
 impl Slot {
@@ -179,12 +180,15 @@ impl Drop for HeldBody {
     }
 }
 
-/// A request whose body is read whole, within `wait`.
-pub fn received(request: Request, budget: Budget, wait: Duration) -> Request {
+/// A request whose body is read whole.
+pub fn received(request: Request, budget: Budget) -> Request {
     if request.body().is_end_stream() {
         return request;
     }
-    request.map(|body| Body::new(Received { body, budget, bytes: 0, held: None, deadline: Box::pin(sleep(wait)) }))
+    let asked = Arc::new(Asked::default());
+    let holder: Arc<dyn Holder> = asked.clone();
+    let over = async move { asked.wait().await }.boxed();
+    request.map(|body| Body::new(Received { body, budget, bytes: 0, held: None, holder, over }))
 }
 
 impl http_body::Body for Received {
@@ -194,23 +198,34 @@ impl http_body::Body for Received {
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let fail = |what: &str| Poll::Ready(Some(Err(axum::Error::new(io::Error::other(what)))));
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
-            return match self.deadline.as_mut().poll(context) {
-                Poll::Ready(()) => fail("the request took too long to come"),
-                Poll::Pending => Poll::Pending,
-            };
-        };
-        if let Some(Ok(frame)) = &frame {
-            self.bytes += frame.data_ref().map_or(0, Bytes::len);
-            let wanted = self.bytes.saturating_sub(self.held.as_ref().map_or(FREE_BYTES, Held::bytes));
-            if wanted > 0 {
-                let Some(more) = self.budget.try_take(wanted, None) else {
-                    return fail("too much is held for others: try again later");
-                };
-                match &mut self.held {
-                    Some(held) => held.merge(more),
-                    held => *held = Some(more),
+            if let Some(held) = &mut self.held {
+                held.awaits_peer();
+                if self.over.as_mut().poll(context).is_ready() {
+                    self.held = None;
+                    return fail("the request is slow to come, and others need the memory: try again later");
                 }
             }
+            return Poll::Pending;
+        };
+        let more = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).map_or(0, Bytes::len);
+        self.bytes += more;
+        if let Some(held) = &mut self.held {
+            held.gets_on(more);
+        }
+        if self.bytes > self.held.as_ref().map_or(FREE_BYTES, Held::bytes) {
+            let wanted = self.bytes.next_power_of_two() - self.held.as_ref().map_or(0, Held::bytes);
+            let Some(more) = self.budget.try_take(wanted, Some(&self.holder)) else {
+                return fail("too much is held for others: try again later");
+            };
+            match &mut self.held {
+                Some(held) => held.merge(more),
+                held => *held = Some(more),
+            }
+        }
+        if frame.is_none()
+            && let Some(held) = &mut self.held
+        {
+            held.awaits_others();
         }
         Poll::Ready(frame)
     }
@@ -230,6 +245,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use futures_util::StreamExt as _;
     use http_body_util::BodyExt as _;
 
     use super::*;
@@ -266,16 +284,32 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_comes_soon_and_finds_room_or_is_refused() {
-        let take = |bytes, budget: &Budget| received(Request::new(body(bytes)), budget.clone(), Duration::from_secs(1));
+    async fn a_request_finds_room_or_is_refused() {
+        let take = |bytes, budget: &Budget| received(Request::new(body(bytes)), budget.clone());
         let budget = Budget::new(100 << 10, Duration::ZERO, || {});
         let fits = take(50 << 10, &budget).into_body().collect().await.expect("it fits");
         assert_eq!(fits.to_bytes().len(), 50 << 10);
         assert_eq!(budget.bytes(), 0);
-        let others = budget.try_take(60 << 10, None);
+        let _others = budget.try_take(60 << 10, None);
         assert!(take(90 << 10, &budget).into_body().collect().await.is_err());
-        drop(others);
-        let silent = Body::from_stream(futures_util::stream::pending::<Result<Bytes, io::Error>>());
-        assert!(received(Request::new(silent), budget, Duration::from_secs(1)).into_body().collect().await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_may_come_slowly_until_others_need_the_memory() {
+        let budget = Budget::new(100 << 10, Duration::from_secs(5), || {});
+        let pieces = futures_util::stream::iter(0..3).then(|_| async {
+            tokio::time::sleep(Duration::from_secs(3600)).await;
+            Ok::<_, io::Error>(Bytes::from(vec![b'x'; 20 << 10]))
+        });
+        let slow = |pieces| received(Request::new(Body::from_stream(pieces)), budget.clone()).into_body().collect();
+        let whole = slow(pieces.boxed()).await.expect("it is waited for").to_bytes();
+        assert_eq!((whole.len(), budget.bytes()), (60 << 10, 0));
+        let first = futures_util::stream::once(async { Ok::<_, io::Error>(Bytes::from(vec![b'x'; 20 << 10])) });
+        let stuck = slow(first.chain(futures_util::stream::pending()).boxed());
+        let (stuck, _room) = tokio::join!(stuck, async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            budget.take(90 << 10, None).await
+        });
+        assert!(stuck.is_err());
     }
 }

@@ -1,18 +1,20 @@
 //! sdk.v1 as both adapters (gRPC, Connect) serve it: neither wire format is known here.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
-use axum::{
-    http::{HeaderMap, StatusCode, header},
-    response::{IntoResponse as _, Response},
-};
-use runcast_config::{ANSWER_BYTES, FREE_BYTES};
+use axum::http::HeaderMap;
+use runcast_config::{ANSWER_BYTES, FREE_BYTES, Settings};
 use runcast_translators::{
-    bridge::{self, Message, Offset, encode},
-    event::{Body, Event, RunId, RunInfo},
+    bridge::{
+        self, Message, Offset, calls,
+        encode::{self, Listed},
+    },
+    event::{Body, Event, RunId, RunInfo, Seq},
     goodbye::{Goodbye, RpcCode},
+    json::Json,
     position::Position,
 };
+use tokio::sync::mpsc;
 
 use super::{
     Gateway, NoRun,
@@ -21,7 +23,7 @@ use super::{
     watch::{Happening, Watch},
 };
 use crate::{
-    answer,
+    control::{Bridge, Detail, Failure, LiveUpdate, Sent},
     fanout::Item,
     log::{Log, ReadError, ReadLimit, RunFilter},
     ops::metrics::{self, Protocol},
@@ -34,6 +36,8 @@ pub(super) struct RpcError {
     pub message: String,
     /// Number and name of the `SdkErrorCode` in the details.
     pub detail: Option<(u64, &'static str)>,
+    /// The details as a bridge gave them.
+    passed: Vec<Detail>,
 }
 
 const RUN_NOT_FOUND: (u64, &str) = (7, "SDK_ERROR_CODE_RUN_NOT_FOUND");
@@ -43,13 +47,22 @@ const INTERNAL_ERROR: (u64, &str) = (20, "SDK_ERROR_CODE_INTERNAL_ERROR");
 const UNAUTHORIZED: (u64, &str) = (1, "SDK_ERROR_CODE_UNAUTHORIZED");
 
 impl RpcError {
-    fn new(code: RpcCode, message: impl Into<String>, detail: Option<(u64, &'static str)>) -> Self {
-        Self { code, message: message.into(), detail }
+    pub fn new(code: RpcCode, message: impl Into<String>, detail: Option<(u64, &'static str)>) -> Self {
+        Self { code, message: message.into(), detail, passed: Vec::new() }
     }
 
-    /// The protobuf and JSON of `SdkErrorDetails`.
-    pub fn details(&self) -> Option<Message> {
-        self.detail.map(|detail| encode::error_details(detail, &self.message))
+    /// What it says beside its code and its words.
+    pub fn details(&self) -> Vec<Detail> {
+        let own = self.detail.map(|detail| encode::error_details(detail, &self.message));
+        let own =
+            own.map(|own| Detail { kind: "sdk.v1.SdkErrorDetails".into(), value: own.proto, debug: Some(Json::built(own.json)) });
+        own.into_iter().chain(self.passed.iter().cloned()).collect()
+    }
+}
+
+impl From<Failure> for RpcError {
+    fn from(failure: Failure) -> Self {
+        Self { passed: failure.details, ..Self::new(failure.code, failure.message, None) }
     }
 }
 
@@ -79,29 +92,10 @@ pub(super) fn is_service(path: &str) -> bool {
         && parts.next().is_none()
 }
 
-/// The answer to a method of sdk.v1 that only a bridge could serve: it names the reason.
-pub(super) fn refuse_unserved(path: &str, headers: &HeaderMap, is_grpc: bool) -> Option<Response> {
+/// The method of sdk.v1 that a path names (`SdkAgentService/Send`) when it is not one that we answer ourselves.
+pub(super) fn unserved(path: &str) -> Option<&str> {
     let method = path.strip_prefix("/sdk.v1.")?;
-    if path.strip_prefix(SERVICE).is_some_and(|method| SERVED.contains(&method)) {
-        return None;
-    }
-    let message = format!("{} needs a bridge upstream, and none is configured", method.replace('/', "."));
-    metrics::refused(if is_grpc { Protocol::Grpc } else { Protocol::Connect }, "unimplemented");
-    if is_grpc {
-        let response: Response<tonic::body::Body> = tonic::Status::unimplemented(message).into_http();
-        return Some(response.map(axum::body::Body::new));
-    }
-    let error = serde_json::json!({"code": RpcCode::Unimplemented.name(), "message": message});
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    if kind.starts_with("application/connect+") {
-        // A stream's error travels in its last envelope.
-        let end = serde_json::json!({ "error": error }).to_string();
-        let mut body = vec![2];
-        body.extend_from_slice(&(end.len() as u32).to_be_bytes());
-        body.extend_from_slice(end.as_bytes());
-        return Some(([(header::CONTENT_TYPE, kind.to_owned())], body).into_response());
-    }
-    Some(answer::json(StatusCode::NOT_IMPLEMENTED, error.to_string()))
+    (!path.strip_prefix(SERVICE).is_some_and(|method| SERVED.contains(&method))).then_some(method)
 }
 
 /// The calls.
@@ -119,12 +113,22 @@ impl Calls {
         Self { gateway: gateway.clone(), protocol }
     }
 
+    /// The bridge that calls are passed through to.
+    pub fn bridge(&self) -> Option<&Arc<dyn Bridge>> {
+        self.gateway.controls().bridge()
+    }
+
+    pub fn settings(&self) -> &Settings {
+        self.gateway.settings()
+    }
+
     pub fn get_run(&self, headers: &HeaderMap, run: &str) -> impl Future<Output = Result<Message, RpcError>> + Send + use<> {
         let (calls, admitted, run) = (self.clone(), self.admit(headers), run.to_owned());
         async move {
             admitted?;
             let info = calls.info(&run).await?;
-            Ok(encode::get_run(&info))
+            let told = told_by_bridge(calls.gateway.log(), &info).await?;
+            Ok(encode::get_run(&info, told.as_ref()))
         }
     }
 
@@ -136,8 +140,32 @@ impl Calls {
         };
         let limit = if limit == 0 { LIST_DEFAULT } else { (limit as usize).min(LIST_MAX) };
         let agent = (!agent.is_empty()).then(|| agent.to_owned());
-        let page = self.gateway.log().list(RunFilter { status: None, agent, before, limit }).await?;
-        let runs: Vec<RunInfo> = page.runs.iter().map(|run| RunInfo::clone(run)).collect();
+        let log = self.gateway.log();
+        let page = log.list(RunFilter { status: None, agent: agent.clone(), before, limit }).await?;
+        let mut runs = Vec::with_capacity(page.runs.len());
+        for run in &page.runs {
+            let told = told_by_bridge(log, run).await?;
+            runs.push(told.map_or_else(|| Listed::Known(run.clone()), Listed::Told));
+        }
+        // Behind the last of ours: those of a bridge that nobody has asked for yet.
+        if let (Some(agent), Some(bridge), None) = (agent, self.gateway.controls().bridge(), page.next) {
+            match bridge.list_runs(&agent).await {
+                Ok(told) => {
+                    for run in told {
+                        let id = calls::Snapshot(run.clone()).run();
+                        let is_ours = match RunId::new(&id) {
+                            Ok(id) => log.info(&id).await?.is_some(),
+                            Err(_) => true,
+                        };
+                        if !is_ours {
+                            runs.push(Listed::Told(run));
+                        }
+                    }
+                }
+                Err(failure) if runs.is_empty() && before.is_none() => return Err(failure.into()),
+                Err(failure) => tracing::debug!(error = %failure, "a bridge does not list an agent's runs: ours are shown"),
+            }
+        }
         Ok(encode::list_runs(&runs, page.next.map(write_list_cursor).as_deref()))
     }
 
@@ -181,7 +209,8 @@ impl Calls {
             Some((_, Some(event))) if after_result => Some(encode::done(&event, watch.reader.context())),
             _ => None,
         };
-        Ok(Observation { watch: Some(watch), slot, waiting: done.into_iter().collect(), items: Vec::new() })
+        let waiting = done.into_iter().collect();
+        Ok(Observation { watch: Some(watch), slot, waiting, items: Vec::new(), live: None })
     }
 
     pub async fn wait(&self, headers: &HeaderMap, run: &str) -> Result<Message, RpcError> {
@@ -203,7 +232,7 @@ impl Calls {
                 && let Body::Settled(outcome) = &event.fact.body
             {
                 watch.end(Goodbye::Settled);
-                return Ok(encode::wait_live_run(&info, outcome));
+                return Ok(encode::wait_live_run(&info, outcome, encode::told_by_bridge(&event).as_ref()));
             }
             if matches!(happening, Happening::Over(_)) {
                 // It was over and has been removed since.
@@ -231,23 +260,59 @@ impl Calls {
             }
         }
         let message = conversation.message();
-        let bytes = message.proto.len() + message.json.len();
-        if bytes > FREE_BYTES && !slot.try_hold(bytes) {
-            metrics::refused(self.protocol, "over_capacity");
-            return Err(Goodbye::OverCapacity.into());
-        }
+        self.hold(&slot, held_bytes(&message))?;
         Ok(message)
     }
 
-    pub async fn cancel(&self, headers: &HeaderMap, run: &str) -> Result<Message, RpcError> {
-        self.admit(headers)?;
-        self.info(run).await?;
-        metrics::refused(self.protocol, "not_cancellable");
-        Err(RpcError::new(
-            RpcCode::FailedPrecondition,
-            "this run's upstream cannot be asked to stop it: stop it where it runs",
-            Some(RUN_NOT_CANCELLABLE),
-        ))
+    pub async fn cancel(&self, headers: &HeaderMap, run: &str, agent: &str) -> Result<Message, RpcError> {
+        self.admit_control(headers)?;
+        let id = RunId::new(run).map_err(|error| self.invalid(format!("run_id: {error}")))?;
+        let info = self.gateway.log().info(&id).await?;
+        let (bridge, agent) = match &info {
+            // As a bridge has it: to stop what is over changes nothing, and is no error.
+            Some(info) if info.is_settled() && self.bridge_of(info).is_some() => return Ok(encode::keepalive()),
+            Some(info) => (self.bridge_of(info), info.origin.agent.as_str()),
+            // It is not looked for first: a bridge that was asked for a run can only mark it as cancelled.
+            None => (self.bridge(), agent),
+        };
+        match bridge {
+            Some(bridge) if bridge.cancel(&id, agent).await? => Ok(encode::keepalive()),
+            Some(_) => Err(self.unknown(run)),
+            None => {
+                self.info(run).await?;
+                metrics::refused(self.protocol, "not_cancellable");
+                Err(RpcError::new(
+                    RpcCode::FailedPrecondition,
+                    "this run's upstream cannot be asked to stop it: stop it where it runs",
+                    Some(RUN_NOT_CANCELLABLE),
+                ))
+            }
+        }
+    }
+
+    fn bridge_of(&self, info: &RunInfo) -> Option<&Arc<dyn Bridge>> {
+        self.gateway.controls().bridge_of(info.origin.session.as_deref()?)
+    }
+
+    /// The stream of a turn that was just sent: its run from the start, and what is only told live, each in its place.
+    pub async fn sent(&self, headers: &HeaderMap, sent: Sent, slot: Slot) -> Result<Observation, RpcError> {
+        let mut observation = self.observe(headers, sent.run.as_str(), None, slot).await?;
+        observation.live = Some(Updates { from: sent.live, next: None, seen: 0 });
+        Ok(observation)
+    }
+
+    /// Whether the caller may have upstreams do something. (Every token has every right.)
+    pub fn admit_control(&self, headers: &HeaderMap) -> Result<(), RpcError> {
+        self.admit(headers)
+    }
+
+    /// Room for what a client has sent or is to be sent; refused when there is none.
+    pub fn hold(&self, slot: &Slot, bytes: usize) -> Result<(), RpcError> {
+        if bytes <= FREE_BYTES || slot.try_hold(bytes) {
+            return Ok(());
+        }
+        metrics::refused(self.protocol, "over_capacity");
+        Err(Goodbye::OverCapacity.into())
     }
 
     fn admit(&self, headers: &HeaderMap) -> Result<(), RpcError> {
@@ -281,6 +346,19 @@ impl Calls {
     }
 }
 
+fn held_bytes(message: &Message) -> usize {
+    message.proto.len() + message.json.len()
+}
+
+/// A settled run as the bridge that it came from tells it.
+async fn told_by_bridge(log: &Arc<dyn Log>, info: &RunInfo) -> Result<Option<Json>, ReadError> {
+    if !info.is_settled() {
+        return Ok(None);
+    }
+    let last = log.read(&info.run, info.head - 1, ReadLimit { events_max: 1, bytes_max: usize::MAX }).await?;
+    Ok(last.first().and_then(|event| encode::told_by_bridge(event)))
+}
+
 /// A run as the index has it and, when it is settled, its last event; `None` when there is no such run.
 pub(super) async fn settled(log: &Arc<dyn Log>, run: &RunId) -> Result<Option<(Arc<RunInfo>, Option<Arc<Event>>)>, ReadError> {
     let Some(info) = log.info(run).await? else { return Ok(None) };
@@ -296,13 +374,49 @@ pub(super) struct Observation {
     /// None: nothing follows.
     watch: Option<Watch>,
     slot: Slot,
-    waiting: std::collections::VecDeque<Message>,
+    waiting: VecDeque<Message>,
     items: Vec<Item>,
+    /// What is only told live, for the caller of Send.
+    live: Option<Updates>,
+}
+
+/// What is only told live, with its place among the events.
+struct Updates {
+    from: mpsc::Receiver<LiveUpdate>,
+    /// One that comes behind events which are still to come.
+    next: Option<LiveUpdate>,
+    /// The last event that was sent.
+    seen: Seq,
+}
+
+impl Updates {
+    /// Waits for one that may be sent now.
+    async fn recv(&mut self) -> Option<Message> {
+        if self.next.is_none() {
+            self.next = self.from.recv().await;
+        }
+        match &self.next {
+            Some(update) if update.after > self.seen => std::future::pending().await,
+            _ => self.next.take().map(|update| update.message),
+        }
+    }
+
+    /// What comes before an event. It was told before the event was.
+    fn before(&mut self, seq: Seq, out: &mut VecDeque<Message>) {
+        while let Some(update) = self.next.take().or_else(|| self.from.try_recv().ok()) {
+            if update.after >= seq {
+                self.next = Some(update);
+                break;
+            }
+            out.push_back(update.message);
+        }
+        self.seen = seq;
+    }
 }
 
 impl Observation {
     fn empty(slot: Slot) -> Self {
-        Self { watch: None, slot, waiting: Default::default(), items: Vec::new() }
+        Self { watch: None, slot, waiting: VecDeque::new(), items: Vec::new(), live: None }
     }
 
     /// The next message; `None` at the clean end.
@@ -321,11 +435,28 @@ impl Observation {
                 self.slot.free();
             }
             self.items.clear();
-            match watch.next(&mut self.items).await {
+            let has_live = self.live.is_some();
+            let happening = tokio::select! {
+                biased;
+                update = async { self.live.as_mut()?.recv().await }, if has_live => {
+                    match update {
+                        Some(message) if held_bytes(&message) <= FREE_BYTES || self.slot.try_hold(held_bytes(&message)) => self.waiting.push_back(message),
+                        Some(_) => metrics::live_update_dropped(),
+                        // The stream of Send is over; the run's events go on.
+                        None => self.live = None,
+                    }
+                    continue;
+                }
+                happening = watch.next(&mut self.items) => happening,
+            };
+            match happening {
                 Happening::Items => {
                     for item in self.items.drain(..) {
                         match item {
                             Item::Event { frame, .. } => {
+                                if let Some(live) = &mut self.live {
+                                    live.before(frame.event.seq, &mut self.waiting);
+                                }
                                 self.waiting.extend(frame.bridge());
                                 if matches!(frame.event.fact.body, Body::Settled(_)) {
                                     self.waiting.push_back(frame.bridge_done());
@@ -335,7 +466,7 @@ impl Observation {
                             Item::Hole { .. } => watch.connection.gap_sent(),
                         }
                     }
-                    let bytes = self.waiting.iter().map(|message| message.proto.len() + message.json.len()).sum();
+                    let bytes = self.waiting.iter().map(held_bytes).sum();
                     if bytes > room && !self.slot.try_hold(bytes) {
                         // Nothing is held while room is waited for.
                         self.waiting.clear();

@@ -133,6 +133,11 @@ fn describe() {
         "Configured upstreams whose notifications do not come through, so that they are polled, by kind."
     );
     describe_counter!("runcast_run_finds_total", "Runs that clients asked for and upstreams were asked for, by what came of it.");
+    describe_counter!(
+        "runcast_live_updates_dropped_total",
+        "Deltas and steps that a caller of Send was not sent because it was too slow; what is durable is never dropped."
+    );
+    describe_counter!("runcast_passed_calls_total", "Calls that were passed through to a bridge, by what came of it.");
     describe_counter!("runcast_notifications_total", "Notifications of databases, by what they told.");
     describe_counter!("runcast_runs_settled_total", "Runs that ended, by status.");
     describe_gauge!("runcast_log_runs", "Runs in the log.");
@@ -313,6 +318,16 @@ pub fn run_looked_for(result: FindResult) {
         FindResult::Busy => "busy",
     };
     counter!("runcast_run_finds_total", "result" => result).increment(1);
+}
+
+/// A call that was passed through, and whether the bridge took it.
+pub fn call_passed(is_ok: bool) {
+    counter!("runcast_passed_calls_total", "result" => if is_ok { "ok" } else { "error" }).increment(1);
+}
+
+/// A delta or a step that the caller of Send is not sent.
+pub fn live_update_dropped() {
+    counter!("runcast_live_updates_dropped_total").increment(1);
 }
 
 /// An upstream that is lost, until this is dropped. `kind` is that of the configuration.

@@ -10,6 +10,8 @@ mod lines;
 mod node_laws;
 #[path = "../../tests/support/schema.rs"]
 mod schema;
+#[path = "../../tests/support/sdk.rs"]
+mod sdk;
 #[path = "../../tests/support/seeds.rs"]
 pub mod seeds;
 #[path = "../../tests/support/targets.rs"]

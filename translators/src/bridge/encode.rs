@@ -1,17 +1,19 @@
 //! Events to `RunStreamMessage`, in protobuf and in JSON, and the run as `RunSnapshot`.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use super::{
     Offset,
     cursor::Part,
-    payload,
+    envelope, payload,
     proto::{field, number, structure, text, varint},
 };
 use crate::{
-    event::{Body, Event, Outcome, RunInfo, rfc3339},
+    event::{Body, Event, Family, Outcome, RunInfo, rfc3339},
     frame::Context,
-    json::{Json, Raw, push_string},
+    json::{Json, Kind, Raw, cut, push_string},
 };
 
 /// One message of the schema, encoded once in both codecs; cloning shares the bytes.
@@ -29,7 +31,23 @@ pub fn message(event: &Event, context: &Context) -> Option<Message> {
     let mut proto = Vec::new();
     let mut json = Vec::new();
     let mut replaced = 0;
-    if let Body::Settled(outcome) = &event.fact.body {
+    if let Some(original) = event.fact.original.as_ref().filter(|_| is_verbatim(event, context)) {
+        let small = cut(original, context.message_bytes_max);
+        let original = small.as_ref().unwrap_or(original);
+        let (number, name) = if matches!(event.fact.body, Body::Settled(_)) { (2, "result") } else { (1, "sdkMessage") };
+        let inner = if number == 2 {
+            envelope::result_to_proto(original)
+        } else {
+            let (inner, changed) = envelope::message_to_proto(original);
+            replaced = changed;
+            inner
+        };
+        field(&mut proto, number, &inner);
+        json.push(b'{');
+        push_string(&mut json, name);
+        json.push(b':');
+        json.extend_from_slice(original.bytes());
+    } else if let Body::Settled(outcome) = &event.fact.body {
         let (bytes, text) = result(event, outcome, context);
         field(&mut proto, 2, &bytes);
         json.extend_from_slice(b"{\"result\":");
@@ -54,7 +72,21 @@ pub fn message(event: &Event, context: &Context) -> Option<Message> {
 
 /// Whether [`message`] gives one.
 pub fn shows(event: &Event) -> bool {
-    payload::shows(event)
+    (event.fact.family == Family::Bridge && event.fact.original.is_some()) || payload::shows(event)
+}
+
+/// Whether the message goes out as it came in. A tool call that is too large does not: what is cut of it is said.
+fn is_verbatim(event: &Event, context: &Context) -> bool {
+    let is_call = matches!(event.fact.body, Body::ToolCallStarted { .. } | Body::ToolCallFinished(_));
+    let fits = event.fact.original.as_ref().is_some_and(|original| original.bytes().len() <= context.message_bytes_max);
+    event.fact.family == Family::Bridge && (fits || !is_call)
+}
+
+/// The run as a bridge's own `result` has it.
+pub fn told_by_bridge(settled: &Event) -> Option<Json> {
+    let original = settled.fact.original.as_ref().filter(|_| settled.fact.family == Family::Bridge)?;
+    let run = original.raw().get("result").filter(|run| run.kind() == Kind::Object)?;
+    Some(original.share(run))
 }
 
 /// The end-of-stream marker behind the result.
@@ -75,22 +107,36 @@ pub fn keepalive() -> Message {
     Message { proto: Bytes::new(), json: Bytes::from_static(b"{}"), replaced: 0 }
 }
 
-/// `GetRunResponse`.
-pub fn get_run(run: &RunInfo) -> Message {
-    wrap(1, "run", snapshot(run, None))
+/// `GetRunResponse`. `told`: see [`told_by_bridge`].
+pub fn get_run(run: &RunInfo, told: Option<&Json>) -> Message {
+    wrap(1, "run", told.map_or_else(|| snapshot(run, None), as_told))
 }
 
 /// `WaitLiveRunResponse`.
-pub fn wait_live_run(run: &RunInfo, outcome: &Outcome) -> Message {
-    wrap(1, "result", snapshot(run, Some(outcome)))
+pub fn wait_live_run(run: &RunInfo, outcome: &Outcome, told: Option<&Json>) -> Message {
+    wrap(1, "result", told.map_or_else(|| snapshot(run, Some(outcome)), as_told))
+}
+
+fn as_told(run: &Json) -> (Vec<u8>, Vec<u8>) {
+    (envelope::run_to_proto(run), run.bytes().to_vec())
+}
+
+/// A run in a list: as the log has it, or as a bridge tells it.
+#[derive(Clone, Debug)]
+pub enum Listed {
+    Known(Arc<RunInfo>),
+    Told(Json),
 }
 
 /// `ListRunsResponse`.
-pub fn list_runs(runs: &[RunInfo], next_cursor: Option<&str>) -> Message {
+pub fn list_runs(runs: &[Listed], next_cursor: Option<&str>) -> Message {
     let mut proto = Vec::new();
     let mut items = Vec::from(*b"[");
     for (at, run) in runs.iter().enumerate() {
-        let (bytes, json) = snapshot(run, None);
+        let (bytes, json) = match run {
+            Listed::Known(run) => snapshot(run, None),
+            Listed::Told(run) => as_told(run),
+        };
         field(&mut proto, 1, &bytes);
         if at > 0 {
             items.push(b',');

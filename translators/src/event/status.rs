@@ -70,6 +70,20 @@ impl RunStatus {
         }
     }
 
+    /// From the word of an `sdk.v1` status message.
+    pub fn from_bridge_word(word: &str) -> Option<Self> {
+        [Self::Creating, Self::Running, Self::Finished, Self::Error, Self::Cancelled, Self::Expired]
+            .into_iter()
+            .find(|status| status.bridge_word() == word)
+    }
+
+    /// From the number of `sdk.v1.RunLifecycleStatus`.
+    pub fn from_bridge_number(number: u64) -> Option<Self> {
+        [Self::Creating, Self::Running, Self::Finished, Self::Error, Self::Cancelled, Self::Expired]
+            .into_iter()
+            .find(|status| status.bridge_number() == number)
+    }
+
     pub fn is_terminal(self) -> bool {
         !matches!(self, Self::Creating | Self::Running)
     }

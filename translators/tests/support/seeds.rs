@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use runcast_translators::{
-    bridge::{Offset, cursor::Part},
-    event::{RunId, encode_record},
+    bridge::{self, Codec, Envelope, Offset, cursor::Part, frames::frame},
+    event::{Event, RunId, encode_record},
     nodes, sse,
     steps::Cursor,
 };
@@ -37,12 +37,32 @@ fn records() -> Vec<Vec<u8>> {
     records.filter(|record| !record.windows(12).any(|part| part == b"node.settled")).collect()
 }
 
+/// Messages of a bridge to begin with: the cases.
+pub fn messages() -> Vec<Bytes> {
+    let cases = case::Case::all("bridge");
+    let lines = cases.iter().flat_map(|case| case.section("in").lines()).map(|line| line.trim_start_matches("!sent "));
+    lines.map(|line| Bytes::copy_from_slice(line.as_bytes())).collect()
+}
+
+/// The same message in protobuf.
+fn in_protobuf(line: &Bytes) -> Option<Bytes> {
+    let envelope = Envelope::read(Codec::Json, line).ok()?;
+    if let Some(live) = envelope.content.live() {
+        return Some(live.proto);
+    }
+    let mut out = Vec::new();
+    bridge::Decoder::default().decode(&envelope, bridge::Place { sent: false, at: 0 }, &mut out);
+    let fact = out.iter().filter_map(laws::fact_of).next_back()?.clone();
+    let event = Event { run: RunId::new("r").expect("plain"), seq: 1, fact };
+    bridge::encode::message(&event, &laws::context(1 << 24)).map(|message| message.proto)
+}
+
 /// How many choices of two bytes a target takes off the front of its input.
 pub fn choices(target: &str) -> usize {
     match target {
         "json" | "nodes" => 1,
         "strings" => 2,
-        "sse" => 3,
+        "sse" | "frames" => 3,
         "cursors" => 12,
         _ => 0,
     }
@@ -63,6 +83,15 @@ pub fn seeds(target: &str) -> Vec<Bytes> {
             let opening = b"\xef\xbb\xbfretry: 10\r\nid: 5\r\r: hi\n\nevent\ndata\ndata: a\r\n\r\n".to_vec();
             std::iter::once(&[opening][..]).chain(records.chunks(3)).map(|records| with_choices(&records.concat())).collect()
         }
+        "bridge" => {
+            let messages = messages();
+            let proto = messages.iter().filter_map(in_protobuf);
+            messages.chunks(3).map(|lines| Bytes::from(lines.join(&b'\n'))).chain(proto).collect()
+        }
+        "frames" => messages()
+            .chunks(2)
+            .map(|two| with_choices(&[frame(0, &two[0]), frame(2, two.last().unwrap_or(&two[0]))].concat()))
+            .collect(),
         "cursors" => {
             let run = RunId::new("run-1").expect("plain");
             let numbers = ["0", "-1", "007", "10000003", "9007199254740991", "18446744073709551616", "run-1", "läuft"];

@@ -32,6 +32,9 @@ pub fn fact(fact: &Fact) -> String {
         };
         shown += &format!(" @{number}{mark}");
     }
+    if let Some(SourceCursor::Offset { offset, sent }) = &fact.source {
+        shown += &format!(" @{}{}", offset.as_deref().unwrap_or("-"), if *sent { " sent" } else { "" });
+    }
     if let Some(step) = &fact.step {
         let late = if step.late { " late" } else { "" };
         shown += &format!(
@@ -96,7 +99,8 @@ fn body(body: &Body, line: Option<&Json>) -> Shown {
             .text("result", outcome.result.as_deref())
             .raw("ms", outcome.duration_ms.map(|ms| ms.to_string()))
             .raw("usage", whole(&outcome.usage))
-            .raw("cost", whole(&outcome.cost_usd)),
+            .raw("cost", whole(&outcome.cost_usd))
+            .raw("git", whole(&outcome.git)),
         Body::Unknown { kind, payload } => shown.value(kind).raw("payload", whole(payload)),
         Body::Unreadable(report) => shown
             .value(&report.reason)

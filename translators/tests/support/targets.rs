@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use bytes::Bytes;
 use runcast_translators::{
-    bridge::Offset,
+    bridge::{Frame, Frames, Offset, frames::frame},
     event::{RunId, decode_record, encode_record},
     frame::websocket_text,
     json::{self, Json, Kind, Object, Raw, push_one_line, push_string, unescape, unescape_into},
@@ -16,13 +16,13 @@ use runcast_translators::{
 };
 use serde_json::Value;
 
-use crate::{laws, node_laws};
+use crate::{laws, node_laws, sdk};
 
 /// What is called with bytes; it panics where a law is broken.
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names that `fuzz/run` has.
-pub const TARGETS: [(&str, Target); 7] = [
+pub const TARGETS: [(&str, Target); 9] = [
     ("steps", steps),
     ("nodes", nodes),
     ("json", json),
@@ -30,6 +30,8 @@ pub const TARGETS: [(&str, Target); 7] = [
     ("sse", sse),
     ("cursors", cursors),
     ("stored", stored),
+    ("bridge", bridge),
+    ("frames", frames),
 ];
 
 /// Choices that stand before the bytes a decoder is fed with.
@@ -261,4 +263,37 @@ pub fn stored(bytes: &[u8]) {
     let again = Bytes::from(encode_record(&event.fact));
     assert_eq!(decode_record(&run, 1, &again).expect("what was written"), event);
     laws::an_event_is_well_formed_everywhere(&event);
+}
+
+/// Messages of a bridge, one a line as JSON, and the same bytes as protobuf.
+pub fn bridge(bytes: &[u8]) {
+    let lines: Vec<Bytes> = bytes.split(|byte| *byte == b'\n').map(Bytes::copy_from_slice).collect();
+    sdk::messages_keep_every_law(&lines);
+    sdk::protobuf(bytes);
+}
+
+/// Frames: the same ones however the bytes are cut, none longer than the limit, and nothing is left behind.
+pub fn frames(bytes: &[u8]) {
+    let mut choices = Choices(bytes);
+    let (most, seed) = (choices.one_of(1..=40), choices.one_of(0..=0xffff));
+    let limit = [8, 64, 1 << 20][choices.one_of(0..=2)];
+    let read = |pieces: &[&[u8]]| {
+        let (mut frames, mut out) = (Frames::new(limit), Vec::new());
+        for piece in pieces {
+            frames.push(piece);
+            out.extend(std::iter::from_fn(|| frames.take()));
+        }
+        (out, frames.is_torn())
+    };
+    let whole = read(&[choices.0]);
+    assert_eq!(read(&pieces(choices.0, most, seed)), whole, "limit {limit}, cut up to {most}");
+    for said in &whole.0 {
+        match said {
+            Frame::Whole { flags, message } => {
+                assert!(message.len() <= limit);
+                assert_eq!(read(&[&frame(*flags, message)]), (vec![said.clone()], false));
+            }
+            Frame::TooLong { bytes, head, .. } => assert!(*bytes > limit as u64 && head.len() <= 256),
+        }
+    }
 }

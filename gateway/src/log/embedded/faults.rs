@@ -173,15 +173,16 @@ async fn check(failing: Failing, at: u64) -> u64 {
     let told = script(&log, &device).await;
     until_it_writes(&log, &device).await;
     for (name, mut tail) in names.into_iter().zip(tails) {
+        // What is in the index may still be on its way to followers.
         let mut seen = Vec::new();
-        loop {
-            match tail.items.try_recv() {
-                Ok(TailItem::Committed { events, .. }) => seen.extend(events.iter().cloned()),
-                Ok(TailItem::Live { .. } | TailItem::Behind) => {}
-                Err(TryRecvError::Empty) => break,
-                Err(error) => panic!("{error}"),
+        while seen.len() < told.0[name].len() {
+            match tokio::time::timeout(Duration::from_secs(60), tail.items.recv()).await {
+                Ok(Ok(TailItem::Committed { events, .. })) => seen.extend(events.iter().cloned()),
+                Ok(Ok(TailItem::Live { .. })) => {}
+                other => panic!("{failing:?} at {at}: a follower of {name} was told {} events: {other:?}", seen.len()),
             }
         }
+        assert!(matches!(tail.items.try_recv(), Err(TryRecvError::Empty)), "{failing:?} at {at}: {name}");
         assert_eq!(seen, told.0[name], "{failing:?} at {at}: a follower of {name} sees each event once, in order");
     }
     let check = async |log: &Embedded, when: &str| {
@@ -198,7 +199,7 @@ async fn check(failing: Failing, at: u64) -> u64 {
         assert_eq!(gone, if is_there { told.0["gone"].clone() } else { Vec::new() });
     };
     check(&log, "while it runs").await;
-    if at % 2 == 0 {
+    if at.is_multiple_of(2) {
         log.close().await;
         drop(log);
     } else {

@@ -224,6 +224,8 @@ fn load(transaction: &ReadTransaction) -> Result<Found, Fault> {
             let entry = JournalEntry::split_off(key, &mut content).ok_or_else(broken)?;
             found.next_number = found.next_number.max(entry.number.saturating_add(1));
             match whole.get_mut(&entry.number) {
+                // It is at its place; others of the row are not.
+                Some(run) if entry.seq <= run.info.head => {}
                 Some(run) if run.what.is_none() => run.follow(key, &entry, &mut found.journal),
                 _ => found.journal.keep_row(key),
             }
