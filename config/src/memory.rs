@@ -219,7 +219,12 @@ mod tests {
         let mut settings = Settings::default();
         let before = MemoryMax::of(&settings).total();
         let mut last = before;
-        for upstream in [Upstream::Ndjson(crate::Ndjson::default()), Upstream::Postgres(Box::default()), Upstream::Daemon(Box::default()), Upstream::Bridge(Box::default())] {
+        for upstream in [
+            Upstream::Ndjson(crate::Ndjson::default()),
+            Upstream::Postgres(Box::default()),
+            Upstream::Daemon(Box::default()),
+            Upstream::Bridge(Box::default()),
+        ] {
             settings.upstream.push(upstream);
             let sum = MemoryMax::of(&settings).total();
             assert!(last < sum, "{}", MemoryMax::of(&settings).render());

@@ -54,8 +54,8 @@ fn options() -> Options {
         .env("RUNCAST__LOG__CACHE_BYTES_MAX", 4 << 20)
         .env("RUNCAST__LOG__GROUP_BYTES_MAX", 1 << 20)
         .env("RUNCAST__LOG__RETENTION__INDEX_BYTES_MAX", 4 << 20)
-        // Longer than those who get on are ever silent, also on a busy machine.
-        .env("RUNCAST__INGEST__STUCK_AFTER_MS", 5000)
+        // Nobody sends slowly, but on a busy machine many may have to wait for their turn here: none is cut off for it.
+        .env("RUNCAST__INGEST__STUCK_AFTER_MS", 600_000)
         .env("RUNCAST__STREAM__STUCK_AFTER_MS", 2000)
         // Who is stuck stays so until the end, if nobody needs what it holds.
         .env("RUNCAST__STREAM__WRITE_STALL_MS", 600_000)

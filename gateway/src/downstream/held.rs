@@ -99,14 +99,19 @@ impl Slot {
     /// An answer that was made whole, if it is small or there is room for it; else one that says so.
     pub fn hold_answer(&self, response: Response) -> Response {
         let bytes = response.body().size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or_default();
+        self.refuse(bytes).unwrap_or(response)
+    }
+
+    /// What is said when there is no room for so many bytes; else they are held.
+    pub fn refuse(&self, bytes: usize) -> Option<Response> {
         if bytes <= FREE_BYTES || self.try_hold(bytes) {
-            return response;
+            return None;
         }
         metrics::refused(Protocol::Rest, "over_capacity");
         let message = "too much waits for clients that are slow to take it: try again later";
         let mut refusal = answer::error(StatusCode::SERVICE_UNAVAILABLE, "over_capacity", message);
         refusal.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-        refusal
+        Some(refusal)
     }
 
     fn holder(&self) -> Arc<dyn Holder> {
