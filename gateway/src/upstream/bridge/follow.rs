@@ -121,12 +121,12 @@ async fn once(shared: &Shared, run: &mut Run, kept: &watch::Sender<Kept>, vain: 
         Ok(mut messages) => read(shared, run, &mut messages, kept).await?,
         Err(failure) => Ended::of(failure, after.is_some()),
     };
+    run.stream_ended();
     let has_moved = run.head() > head;
     let failure = match ended {
         Ended::Settled => return Ok(true),
         Ended::OffsetRefused(failure) => {
             run.hole(format!("the bridge does not know the place any more: {}", failure.message)).await?;
-            run.read_again();
             return Ok(false);
         }
         Ended::Over => None,
@@ -150,7 +150,7 @@ async fn once(shared: &Shared, run: &mut Run, kept: &watch::Sender<Kept>, vain: 
     *vain += 1;
     if *vain < VAIN_MAX {
         // An offset beyond the end says nothing either: once more from the start.
-        run.read_again();
+        run.read_once_more();
         return Ok(false);
     }
     if let Some(failure) = failure.filter(|failure| failure.is_lost) {

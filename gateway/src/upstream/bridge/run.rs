@@ -24,6 +24,8 @@ pub(super) struct Run {
     writer: Writer,
     decoder: Decoder,
     resume: Resume,
+    /// The next stream is read from the start, whatever `resume` says.
+    once_more: bool,
     /// The offsets of ObserveRun that are logged, hashed: what comes again is known by them.
     offsets: HashSet<u64>,
     /// What could not be read, hashed: it comes again with what is asked for behind it.
@@ -79,7 +81,7 @@ impl Run {
             }
         })
         .await?;
-        Ok(Self { ingest: ingest.clone(), origin, writer, decoder, resume, offsets, unreadable, replay: None })
+        Ok(Self { ingest: ingest.clone(), origin, writer, decoder, resume, once_more: false, offsets, unreadable, replay: None })
     }
 
     pub fn id(&self) -> &RunId {
@@ -114,18 +116,23 @@ impl Run {
     }
 
     pub fn resume(&self) -> &Resume {
-        &self.resume
+        if self.once_more { &Resume::Again } else { &self.resume }
     }
 
-    /// From now on it is read again from its start.
-    pub fn read_again(&mut self) {
-        self.resume = Resume::Again;
+    /// The next stream is read from the start, the one behind it from where the run stands.
+    pub fn read_once_more(&mut self) {
+        self.once_more = true;
+    }
+
+    /// A stream was read to its end.
+    pub fn stream_ended(&mut self) {
+        self.once_more = false;
     }
 
     /// Begins to read what ObserveRun gives from where [`Self::resume`] says.
     pub async fn begin(&mut self) -> Result<(), Refused> {
         self.replay = None;
-        if self.resume == Resume::Again {
+        if *self.resume() == Resume::Again {
             let mut replay = Replay::default();
             Writer::open(&self.ingest, self.writer.run(), self.origin.clone(), |event| replay.add(event)).await?;
             self.replay = Some(replay);
