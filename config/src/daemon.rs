@@ -67,13 +67,7 @@ impl Default for Daemon {
 impl Daemon {
     /// Puts what stands in files where it belongs.
     pub(crate) fn read_files(&mut self) -> Result<(), ConfigError> {
-        let Some(path) = &self.token_file else { return Ok(()) };
-        if self.token.is_some() {
-            return invalid("upstream.token", &format!("and `token_file` are both given for {:?}: keep one", self.name));
-        }
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::TokenFile { path: path.clone(), source })?;
-        self.token = Some(Secret::new(text.trim()));
-        Ok(())
+        crate::load::read_secret("token", &self.name, &mut self.token, self.token_file.as_deref())
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {

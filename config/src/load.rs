@@ -76,6 +76,19 @@ fn read_token_files(settings: &mut Settings) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// Puts the secret of an upstream that stands in a file where it belongs. `key`: what it is called; the file's key is
+/// `key_file`.
+pub(crate) fn read_secret(key: &str, name: &str, secret: &mut Option<Secret>, file: Option<&Path>) -> Result<(), ConfigError> {
+    let Some(path) = file else { return Ok(()) };
+    if secret.is_some() {
+        let what = format!("and `{key}_file` are both given for {name:?}: keep one");
+        return Err(ConfigError::Invalid { key: format!("upstream.{key}"), what });
+    }
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::TokenFile { path: path.to_owned(), source })?;
+    *secret = Some(Secret::new(text.trim()));
+    Ok(())
+}
+
 /// Tokens shorter than this can be guessed.
 const TOKEN_BYTES_MIN: usize = 16;
 

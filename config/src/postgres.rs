@@ -72,13 +72,7 @@ impl Default for Postgres {
 impl Postgres {
     /// Puts what stands in files where it belongs.
     pub(crate) fn read_files(&mut self) -> Result<(), ConfigError> {
-        let Some(path) = &self.url_file else { return Ok(()) };
-        if self.url.is_some() {
-            return invalid("upstream.url", &format!("and `url_file` are both given for {:?}: keep one", self.name));
-        }
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::TokenFile { path: path.clone(), source })?;
-        self.url = Some(Secret::new(text.trim()));
-        Ok(())
+        crate::load::read_secret("url", &self.name, &mut self.url, self.url_file.as_deref())
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {

@@ -261,6 +261,10 @@ fn stream(
     let body = futures_util::stream::unfold(Some(body), |body| async move {
         let mut body = body?;
         let piece = body.recv().await?;
+        if piece.is_err() {
+            // What is written and not yet sent goes down with the connection: it is sent while nothing more is ready.
+            tokio::task::yield_now().await;
+        }
         let is_last = match &piece {
             Ok(frame) => frame.is_trailers() || frame.data_ref().is_some_and(|data| data.first() == Some(&2)),
             Err(_) => true,

@@ -113,8 +113,8 @@ struct Plan {
     content: Vec<u8>,
 }
 
-/// A commit folds at least so much of the journal when it is too long.
-const FOLD_BYTES_MIN: usize = 64 << 10;
+/// A commit folds at least this part of the journal when it is too long, and more than it adds.
+const FOLD_PART: usize = 64;
 /// Behind a commit of several appends the next group gathers for so many times what that commit took: one costs nearly the
 /// same whether it holds few events or many, and shares the processor with those who write to the clients.
 const PAUSE: u32 = 4;
@@ -269,7 +269,7 @@ impl Writer {
         }
         if journal.bytes() > self.settings.journal_bytes_max {
             for number in journal.oldest() {
-                if folding.bytes >= FOLD_BYTES_MIN.max(group.bytes * 2) {
+                if folding.bytes >= (self.settings.journal_bytes_max / FOLD_PART).max(group.bytes * 2) {
                     break;
                 }
                 journal.fold(number, &mut folding);
