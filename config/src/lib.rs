@@ -6,6 +6,7 @@ mod bridge;
 mod daemon;
 mod known;
 mod load;
+mod memory;
 mod postgres;
 mod secret;
 mod settings;
@@ -13,6 +14,9 @@ mod settings;
 pub use bridge::{Bridge, BridgeProtocol};
 pub use daemon::Daemon;
 pub use load::{ConfigError, load, render};
+pub use memory::{
+    ANSWER_BYTES, ANSWERS_MAX, BATCH_COPIES, FRAME_COPIES, FREE_BYTES, LINE_COPIES, MemoryMax, Part, REBUILD_BYTES, TEXT_COPIES,
+};
 pub use postgres::Postgres;
 pub use secret::Secret;
 pub use settings::{

@@ -118,6 +118,8 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         ("log.queue_max", log.queue_max),
         ("ingest.line_bytes_max", ingest.line_bytes_max),
         ("ingest.batch_bytes_max", ingest.batch_bytes_max),
+        ("ingest.memory_bytes_max", ingest.memory_bytes_max),
+        ("ingest.rebuilds_max", ingest.rebuilds_max),
         ("ingest.queue_max", ingest.queue_max),
         ("ingest.open_runs_max", ingest.open_runs_max),
         ("fanout.ring_events_max", fanout.ring_events_max),
@@ -127,6 +129,7 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         ("fanout.page_bytes_max", fanout.page_bytes_max),
         ("fanout.pages_max", fanout.pages_max),
         ("fanout.shard_clients_max", fanout.shard_clients_max),
+        ("fanout.reads_max", fanout.reads_max),
         ("stream.write_bytes_max", stream.write_bytes_max),
         ("find.asks_max", find.asks_max),
         ("find.unknown_max", find.unknown_max),
@@ -156,6 +159,11 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         if value == 0 {
             return invalid(key, "must be at least 1 millisecond");
         }
+    }
+    let memory = crate::MemoryMax::of(settings).total();
+    if server.memory_bytes_max > 0 && memory > server.memory_bytes_max {
+        let what = format!("is {}, but the other limits add up to {memory}: see `runcast check`", server.memory_bytes_max);
+        return invalid("server.memory_bytes_max", &what);
     }
     if log.path.as_os_str().is_empty() {
         return invalid("log.path", "must name a folder");
@@ -299,6 +307,7 @@ mod tests {
         for (text, key) in [
             ("[stream]\nretry_ms = \"soon\"\n", "retry_ms"),
             ("[fanout]\nring_events_max = 0\n", "fanout.ring_events_max"),
+            ("[server]\nmemory_bytes_max = 1000000\n", "server.memory_bytes_max"),
             ("[[auth.tokens]]\nname = \"x\"\n", "auth.tokens"),
             ("[[auth.tokens]]\nname = \"x\"\ntoken = \"short\"\n", "auth.tokens"),
             ("[ingest]\nagent = \"bc-1\"\n", "ingest.agent"),

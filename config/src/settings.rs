@@ -27,6 +27,7 @@ pub struct Server {
     pub admin_listen: SocketAddr,
     pub insecure: bool,
     pub allowed_origins: Vec<String>,
+    pub memory_bytes_max: u64,
     pub connections_max: usize,
     pub header_timeout_ms: u64,
     pub header_bytes_max: usize,
@@ -119,6 +120,7 @@ pub struct Retention {
     pub age_max_s: u64,
     pub runs_max: u64,
     pub bytes_max: u64,
+    pub index_bytes_max: u64,
     pub sweep_every_ms: u64,
 }
 
@@ -127,6 +129,10 @@ pub struct Retention {
 pub struct Ingest {
     pub line_bytes_max: usize,
     pub batch_bytes_max: usize,
+    pub memory_bytes_max: usize,
+    pub stuck_after_ms: u64,
+    pub open_text_bytes_max: usize,
+    pub rebuilds_max: usize,
     pub queue_max: usize,
     pub open_runs_max: usize,
     pub result_idle_ms: u64,
@@ -139,11 +145,14 @@ pub struct Ingest {
 pub struct Fanout {
     pub ring_events_max: usize,
     pub ring_bytes_max: usize,
+    pub memory_bytes_max: usize,
     pub tail_max: usize,
+    pub tail_bytes_max: usize,
     pub linger_ms: u64,
     pub page_events_max: usize,
     pub page_bytes_max: usize,
     pub pages_max: usize,
+    pub reads_max: usize,
     pub shard_clients_max: usize,
 }
 
@@ -157,6 +166,8 @@ pub struct Stream {
     pub retry_ms: u64,
     pub resume_wait_ms: u64,
     pub write_bytes_max: usize,
+    pub stalled_bytes_max: usize,
+    pub stuck_after_ms: u64,
     pub frame_bytes_max: usize,
     pub record_bytes_max: usize,
     pub message_bytes_max: usize,
@@ -204,6 +215,7 @@ impl Default for Server {
             admin_listen: SocketAddr::from(([127, 0, 0, 1], 9090)),
             insecure: false,
             allowed_origins: Vec::new(),
+            memory_bytes_max: 0,
             connections_max: 20_000,
             header_timeout_ms: 10_000,
             header_bytes_max: 32 * KIB,
@@ -262,7 +274,13 @@ impl Default for Nats {
 
 impl Default for Retention {
     fn default() -> Self {
-        Self { age_max_s: 7 * 24 * 3600, runs_max: 100_000, bytes_max: 16 * 1024 * MIB as u64, sweep_every_ms: 60_000 }
+        Self {
+            age_max_s: 7 * 24 * 3600,
+            runs_max: 100_000,
+            bytes_max: 16 * 1024 * MIB as u64,
+            index_bytes_max: 512 * MIB as u64,
+            sweep_every_ms: 60_000,
+        }
     }
 }
 
@@ -271,6 +289,10 @@ impl Default for Ingest {
         Self {
             line_bytes_max: 64 * MIB,
             batch_bytes_max: 4 * MIB,
+            memory_bytes_max: 512 * MIB,
+            stuck_after_ms: 5_000,
+            open_text_bytes_max: 64 * MIB,
+            rebuilds_max: 4,
             queue_max: 4,
             open_runs_max: 10_000,
             result_idle_ms: 60_000,
@@ -285,11 +307,14 @@ impl Default for Fanout {
         Self {
             ring_events_max: 512,
             ring_bytes_max: 256 * KIB,
+            memory_bytes_max: 512 * MIB,
             tail_max: 256,
+            tail_bytes_max: 128 * MIB,
             linger_ms: 10_000,
             page_events_max: 256,
             page_bytes_max: MIB,
             pages_max: 4,
+            reads_max: 4,
             shard_clients_max: 256,
         }
     }
@@ -311,6 +336,8 @@ impl Default for Stream {
             retry_ms: 2_000,
             resume_wait_ms: 1_000,
             write_bytes_max: 256 * KIB,
+            stalled_bytes_max: 256 * MIB,
+            stuck_after_ms: 5_000,
             frame_bytes_max: 512 * KIB,
             record_bytes_max: 16 * MIB,
             message_bytes_max: 3 * MIB + 512 * KIB,

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use runcast_config::{Backend, Settings, Upstream};
+use runcast_config::{Backend, MemoryMax, Settings, Upstream};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     downstream::{Gateway, listen, watch::Drain},
     fanout::Hubs,
     ingest::Ingest,
-    log::{Embedded, Log, Nats},
+    log::{Embedded, Log, Nats, TailLimits},
     ops::{
         health::{self, Admin, Upstreams},
         metrics,
@@ -39,10 +39,17 @@ impl App {
     pub async fn start(settings: Settings) -> anyhow::Result<Self> {
         check_exposure(&settings)?;
         let render = metrics::install().context("cannot collect metrics")?;
+        let memory_max = MemoryMax::of(&settings).total();
+        metrics::memory_max(memory_max);
+        tracing::info!(
+            memory_max,
+            "the most memory that these settings allow, in bytes; `runcast check` says of what it is the sum"
+        );
         let settings = Arc::new(settings);
+        let tails = TailLimits::of(&settings);
         let log: Arc<dyn Log> = match settings.log.backend {
-            Backend::Embedded => Arc::new(Embedded::open(&settings.log, settings.fanout.tail_max)?),
-            Backend::Nats => Arc::new(Nats::open(&settings.log, settings.fanout.tail_max).await?),
+            Backend::Embedded => Arc::new(Embedded::open(&settings.log, tails)?),
+            Backend::Nats => Arc::new(Nats::open(&settings.log, tails).await?),
         };
         let listener = bind(settings.server.listen, "server.listen").await?;
         let admin_listener = bind(settings.server.admin_listen, "server.admin_listen").await?;
@@ -94,7 +101,7 @@ impl App {
             stopped.clone(),
         ));
 
-        tasks.spawn(listen::serve(listener, routes, settings.clone(), stopped.clone()));
+        tasks.spawn(listen::serve(listener, routes, settings.clone(), gateway.budget(), stopped.clone()));
         let admin = health::routes(Admin {
             log: log.clone(),
             render: render.clone(),

@@ -5,6 +5,7 @@ pub mod connect;
 pub mod cors;
 pub mod grpc;
 pub mod handover;
+mod held;
 pub mod listen;
 pub mod nodes;
 pub mod passthrough;
@@ -15,7 +16,7 @@ pub mod sse;
 pub mod watch;
 pub mod websocket;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -25,16 +26,18 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use runcast_config::Settings;
+use runcast_config::{ANSWERS_MAX, Settings};
 use runcast_translators::{
     event::{RunId, RunInfo},
     goodbye::Goodbye,
 };
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tower::ServiceExt as _;
 
-use self::{admit::Gate, watch::Drain};
+use self::{admit::Gate, held::Slot, watch::Drain};
 use crate::{
     answer,
+    budget::Budget,
     control::{Controls, Found},
     fanout::Hubs,
     log::{Log, ReadError},
@@ -52,12 +55,24 @@ struct Shared {
     settings: Arc<Settings>,
     gate: Gate,
     drain: Drain,
+    /// For what clients hold that are slow to take it.
+    budget: Budget,
+    /// For answers that are being made whole.
+    making: Semaphore,
 }
 
 impl Gateway {
     pub fn new(log: Arc<dyn Log>, hubs: Hubs, controls: Controls, settings: Arc<Settings>, drain: Drain) -> Self {
         let gate = Gate::new(&settings);
-        Self(Arc::new(Shared { log, hubs, controls, settings, gate, drain }))
+        let stuck_after = Duration::from_millis(settings.stream.stuck_after_ms);
+        let budget = Budget::new(settings.stream.stalled_bytes_max, stuck_after, metrics::client_cut_off);
+        let making = Semaphore::new(ANSWERS_MAX);
+        Self(Arc::new(Shared { log, hubs, controls, settings, gate, drain, budget, making }))
+    }
+
+    /// For what clients hold that are slow to take it: sockets are given it.
+    pub fn budget(&self) -> Budget {
+        self.0.budget.clone()
     }
 
     /// The service of the client port. `ingest`: the routes by which runs are sent in.
@@ -73,13 +88,18 @@ impl Gateway {
         let grpc = grpc::service(self);
         let connect = connect::service(self);
         let passthrough = passthrough::Passthrough::new(self);
+        let budget = self.budget();
         let rpc = move |request: Request| {
             let (grpc, connect, passthrough) = (grpc.clone(), connect.clone(), passthrough.clone());
+            let request = held::received(request, budget.clone());
             async move { serve_rpc(request, grpc, connect, passthrough).await }
         };
         // Whoever speaks to no route of ours may speak sdk.v1: its paths are names of services.
         let known = streams.merge(rest).method_not_allowed_fallback(wrong_method).fallback(rpc);
-        known.layer(from_fn_with_state(self.clone(), cors::allow)).layer(from_fn_with_state(self.clone(), check_origin))
+        known
+            .layer(from_fn_with_state(self.clone(), cors::allow))
+            .layer(from_fn_with_state(self.clone(), check_origin))
+            .layer(from_fn_with_state(self.clone(), hold))
     }
 
     fn log(&self) -> &Arc<dyn Log> {
@@ -113,6 +133,11 @@ impl Gateway {
 
     fn gate(&self) -> &Gate {
         &self.0.gate
+    }
+
+    /// A place for making an answer whole. Whoever has it waits for no client.
+    async fn making(&self) -> Option<SemaphorePermit<'_>> {
+        self.0.making.acquire().await.ok()
     }
 
     fn drain(&self) -> Drain {
@@ -166,6 +191,13 @@ impl NoRun {
         }
         response
     }
+}
+
+/// Answers that libraries send lie in a slot.
+async fn hold(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
+    let slot = Slot::new(gateway.budget());
+    request.extensions_mut().insert(slot.clone());
+    slot.answer(next.run(request).await)
 }
 
 async fn wrong_method() -> Response {

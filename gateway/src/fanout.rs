@@ -5,6 +5,7 @@ mod bell;
 mod bell_tests;
 mod edge;
 mod hub;
+mod memory;
 mod pages;
 mod reader;
 mod ring;

@@ -3,6 +3,7 @@
 //! Any number of connections may feed a run; they speak to its owner through a short queue. An owner's state can be lost
 //! at any moment: it is rebuilt from the run's log.
 
+mod coming;
 mod ids;
 mod lines;
 mod owner;
@@ -10,6 +11,7 @@ mod rows;
 mod sessions;
 mod writer;
 
+pub use coming::Coming;
 pub use lines::{Line, Lines};
 pub use rows::{Ending, Row, RowData, Rows};
 pub use sessions::{is_of_upstream, open_runs, session_of};
@@ -21,15 +23,19 @@ use std::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use runcast_config::Ingest as IngestSettings;
+use runcast_config::{BATCH_COPIES, Ingest as IngestSettings};
 use runcast_translators::event::RunId;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use self::owner::Owner;
-use crate::log::Log;
+use crate::{
+    budget::{Budget, Held},
+    log::Log,
+    ops::metrics,
+};
 
 /// Why an upstream is refused. None of these loses anything that was accepted.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
@@ -49,6 +55,8 @@ pub enum Refused {
     Unknown,
     #[error("too many runs are being written: try again later")]
     Full,
+    #[error("too much is being sent in: ask for the next line and go on there")]
+    NoRoom,
     #[error("the log cannot be read: {0}")]
     Log(String),
 }
@@ -82,6 +90,8 @@ enum Command {
     Lines {
         hold: Hold,
         batch: LineBatch,
+        /// Until its lines are logged.
+        room: Held,
     },
     /// Answers when everything before it is done.
     Progress {
@@ -105,8 +115,40 @@ struct Shared {
     log: Arc<dyn Log>,
     settings: IngestSettings,
     owners: Mutex<HashMap<RunId, mpsc::Sender<Command>>>,
+    memory: Memory,
     /// No new owner begins any more.
     closed: AtomicBool,
+}
+
+/// What all runs may hold together.
+struct Memory {
+    /// Lines that are coming.
+    coming: coming::Lines,
+    /// Lines and rows on their way into the log. Whoever has a part of it waits for nobody but the log, so everybody's turn
+    /// comes.
+    batches: Budget,
+    /// Text that is in no message yet.
+    open_text: Budget,
+    /// Places for owners that read their run.
+    rebuilds: Semaphore,
+}
+
+/// What a batch holds however small it is: the buffer that its lines lie in.
+const BATCH_BYTES: usize = 64 << 10;
+/// What a line takes beside its bytes.
+const LINE_BYTES: usize = 64;
+
+impl Memory {
+    fn new(settings: &IngestSettings) -> Self {
+        let half = settings.memory_bytes_max / 2;
+        let stuck_after = Duration::from_millis(settings.stuck_after_ms);
+        Self {
+            coming: coming::Lines::new(half, stuck_after, metrics::sender_cut_off),
+            batches: Budget::new(half, stuck_after, || {}),
+            open_text: Budget::new(settings.open_text_bytes_max, stuck_after, || {}),
+            rebuilds: Semaphore::new(settings.rebuilds_max.min(Semaphore::MAX_PERMITS)),
+        }
+    }
 }
 
 /// One connection's hold on a run.
@@ -120,7 +162,8 @@ pub struct Feed {
 
 impl Ingest {
     pub fn new(log: Arc<dyn Log>, settings: IngestSettings) -> Self {
-        Self(Arc::new(Shared { log, settings, owners: Mutex::new(HashMap::new()), closed: AtomicBool::new(false) }))
+        let memory = Memory::new(&settings);
+        Self(Arc::new(Shared { log, settings, owners: Mutex::new(HashMap::new()), memory, closed: AtomicBool::new(false) }))
     }
 
     /// Begins to feed a run; it is made with its first event. An older connection of the session is cut off.
@@ -142,6 +185,12 @@ impl Ingest {
     /// Tells that the source is over. The run is settled when this returns.
     pub async fn end(&self, run: &RunId, session: &str, exit_status: Option<i32>) -> Result<Progress, Refused> {
         self.ask(run, |reply| Command::End { session: session.into(), exit_status, reply }).await
+    }
+
+    /// Room for `bytes` of an upstream's records on their way into the log, until it is dropped. Whoever has it waits for
+    /// nobody but the log.
+    pub async fn room(&self, bytes: usize) -> Held {
+        self.0.memory.batches.take(bytes.saturating_mul(BATCH_COPIES).saturating_add(BATCH_BYTES), None).await
     }
 
     /// Ends all owners: what they were given is logged when this returns.
@@ -189,7 +238,7 @@ impl Ingest {
         }
         let (commands, queue) = mpsc::channel(self.0.settings.queue_max);
         owners.insert(run.clone(), commands.clone());
-        let owner = Owner::new(run.clone(), self.0.log.clone(), self.0.settings.clone());
+        let owner = Owner::new(self.clone(), run.clone());
         let (ingest, run, own) = (self.clone(), run.clone(), commands.downgrade());
         tokio::spawn(async move {
             owner.run(queue).await;
@@ -217,10 +266,16 @@ impl Feed {
     /// [`Self::finish`].
     pub async fn send(&mut self, batch: LineBatch) -> Result<(), Refused> {
         self.check()?;
+        let room = self.ingest.room(batch.lines.iter().map(|line| line.held() + LINE_BYTES).sum()).await;
         let owner = self.ingest.owner(&self.run)?;
-        let sent = owner.send(Command::Lines { hold: self.hold.clone(), batch }).await;
+        let sent = owner.send(Command::Lines { hold: self.hold.clone(), batch, room }).await;
         // The owner is gone, and with it the queue: the sender must ask from where to go on.
         sent.map_err(|_| Refused::NotOwner)
+    }
+
+    /// What a connection's lines that are coming may hold.
+    pub fn coming(&self) -> Coming {
+        Coming::new(self.ingest.0.memory.coming.clone())
     }
 
     /// Waits until all that was sent is logged.

@@ -4,6 +4,7 @@
 
 pub mod answer;
 pub mod app;
+pub mod budget;
 pub mod cli;
 pub mod control;
 pub mod demo;

@@ -10,7 +10,13 @@ mod tails;
 pub use embedded::Embedded;
 pub use nats::{Nats, OpenError as NatsOpenError};
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
 
 use async_trait::async_trait;
 use runcast_translators::{
@@ -72,8 +78,62 @@ pub enum TailItem {
         events: Arc<[Arc<Event>]>,
         /// When they were kept.
         at: Instant,
+        charge: Charge,
     },
-    Live(Arc<LiveItem>),
+    Live {
+        item: Arc<LiveItem>,
+        charge: Charge,
+    },
+    /// Too much waits for followers: what was committed here must be read.
+    Behind,
+}
+
+/// What an item in a queue counts for; given back when nobody has the item any more. The default counts for nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Charge {
+    _held: Option<Arc<Charged>>,
+}
+
+#[derive(Debug)]
+struct Charged {
+    bytes: usize,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Charge {
+    /// Counts `bytes` as waiting; `None` when more than `bytes_max` would wait then.
+    fn of(bytes: usize, waiting: &Arc<AtomicUsize>, bytes_max: usize) -> Option<Self> {
+        let before = waiting.fetch_add(bytes, Ordering::Relaxed);
+        let charged = Charged { bytes, waiting: waiting.clone() };
+        (before + bytes <= bytes_max).then(|| Self { _held: Some(Arc::new(charged)) })
+    }
+}
+
+impl Drop for Charged {
+    fn drop(&mut self) {
+        self.waiting.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// How much may wait for the followers of runs.
+#[derive(Clone, Copy, Debug)]
+pub struct TailLimits {
+    /// Of one run.
+    pub items_max: usize,
+    /// Of all runs, each item counted as if every event was decoded and encoded.
+    pub bytes_max: usize,
+    /// Open text of all runs that is kept for those who begin to follow.
+    pub open_bytes_max: usize,
+}
+
+impl TailLimits {
+    pub fn of(settings: &runcast_config::Settings) -> Self {
+        Self {
+            items_max: settings.fanout.tail_max,
+            bytes_max: settings.fanout.tail_bytes_max,
+            open_bytes_max: settings.ingest.open_text_bytes_max,
+        }
+    }
 }
 
 /// A live event with its place: after the closing event `base`, behind `start` characters.

@@ -10,7 +10,7 @@ use std::{
 mod nats;
 
 use nats::NatsServer;
-use runcast::log::{Append, AppendError, Embedded, LiveItem, Log, Nats, ReadLimit, RunFilter, TailItem};
+use runcast::log::{Append, AppendError, Embedded, LiveItem, Log, Nats, ReadLimit, RunFilter, TailItem, TailLimits};
 use runcast_config::{Backend as Kind, Settings};
 use runcast_translators::{
     event::{AssistantMessage, Body, Fact, Family, NewRun, Outcome, RunId, RunStatus, Step},
@@ -36,9 +36,10 @@ impl Backend {
 }
 
 async fn open(settings: &Settings) -> Arc<dyn Log> {
+    let tails = TailLimits { items_max: 64, ..TailLimits::of(settings) };
     match settings.log.backend {
-        Kind::Embedded => Arc::new(Embedded::open(&settings.log, 64).expect("opens")),
-        Kind::Nats => Arc::new(Nats::open(&settings.log, 64).await.expect("opens")),
+        Kind::Embedded => Arc::new(Embedded::open(&settings.log, tails).expect("opens")),
+        Kind::Nats => Arc::new(Nats::open(&settings.log, tails).await.expect("opens")),
     }
 }
 
@@ -157,7 +158,7 @@ async fn a_follower_misses_nothing_and_is_told_nothing_before_it_is_kept() {
                     let known = seen.last().copied().unwrap_or(0);
                     seen.extend(events.iter().map(|event| event.seq).filter(|seq| *seq > known));
                 }
-                Ok(TailItem::Live(_)) => {}
+                Ok(TailItem::Live { .. } | TailItem::Behind) => {}
                 Err(_) => {
                     tail = log.tail(&run("r")).await.expect("followed");
                     seen = seqs(&log, "r", 0, ALL).await;

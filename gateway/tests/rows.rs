@@ -6,7 +6,7 @@ use std::{collections::HashSet, sync::Arc, time::Instant};
 use proptest::prelude::*;
 use runcast::{
     ingest::{Ending, Ingest, LineBatch, Refused, Row, RowData, Rows, open_runs, session_of},
-    log::{Embedded, Log, ReadLimit},
+    log::{Embedded, Log, ReadLimit, TailLimits},
 };
 use runcast_config::Settings;
 use runcast_translators::{
@@ -27,7 +27,7 @@ fn world() -> World {
     let folder = tempfile::tempdir().expect("a folder");
     let mut settings = Settings::default();
     settings.log.path = folder.path().join("log");
-    let log: Arc<dyn Log> = Arc::new(Embedded::open(&settings.log, 64).expect("opens"));
+    let log: Arc<dyn Log> = Arc::new(Embedded::open(&settings.log, TailLimits::of(&settings)).expect("opens"));
     World { ingest: Ingest::new(log.clone(), settings.ingest), log, _folder: folder }
 }
 

@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Instant};
 
 use redb::{Database, TableDefinition};
-use runcast::log::{Append, Embedded, Log};
+use runcast::log::{Append, Embedded, Log, TailLimits};
 use runcast_config::Settings;
 use runcast_tests::fixtures;
 use runcast_translators::event::{Fact, NewRun, RunId, encode_record};
@@ -26,7 +26,7 @@ fn facts(groups: usize) -> Vec<Vec<Fact>> {
 async fn ours(groups: &[Vec<Fact>], folder: &std::path::Path) -> f64 {
     let mut settings = Settings::default().log;
     settings.path = folder.join("ours");
-    let log = Embedded::open(&settings, 256).expect("opened");
+    let log = Embedded::open(&settings, TailLimits::of(&Settings::default())).expect("opened");
     let run = RunId::new("r").expect("an id");
     let start = Instant::now();
     for (at, facts) in groups.iter().enumerate() {

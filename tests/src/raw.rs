@@ -51,29 +51,55 @@ impl RawStream {
         }
     }
 
-    /// Reads until `count` numbers have come, each written as `mark` and six digits, and counted from 0: one that is
-    /// missing, twice or out of order is a failure.
+    /// Reads until `count` numbers have come, as [`Numbers`] knows them.
     pub async fn read_numbers(&mut self, mark: &str, count: usize) {
-        let finder = memchr::memmem::Finder::new(mark);
-        let mut held = std::mem::take(&mut self.rest);
-        let mut next = 0;
+        let mut numbers = Numbers::new(mark);
+        let mut bytes = std::mem::take(&mut self.rest);
         loop {
-            let mut at = 0;
-            while let Some(found) = finder.find(&held[at..]) {
-                let start = at + found + mark.len();
-                let Some(digits) = held.get(start..start + 6) else { break };
-                let number: usize = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok()).expect("six digits");
-                assert_eq!(number, next, "lost, twice or out of order");
-                next += 1;
-                at = start + 6;
-            }
-            if next == count {
+            numbers.take(&bytes);
+            if numbers.count() == count {
                 return;
             }
-            // A mark may have come in part.
-            let keep = held.len().saturating_sub(mark.len() + 5).max(at);
-            held.drain(..keep);
-            assert!(self.socket.read_buf(&mut held).await.expect("readable") > 0, "the stream ended behind {next} numbers");
+            bytes.clear();
+            bytes.reserve(64 << 10);
+            let read = self.socket.read_buf(&mut bytes).await.expect("readable");
+            assert!(read > 0, "the stream ended behind {} numbers", numbers.count());
         }
+    }
+}
+
+/// Numbers in a stream of bytes, each written as a mark and six digits, and counted from 0: one that is missing, twice or out
+/// of order is a failure.
+pub struct Numbers {
+    mark: String,
+    finder: memchr::memmem::Finder<'static>,
+    next: usize,
+    /// A mark may have come in part.
+    held: Vec<u8>,
+}
+
+impl Numbers {
+    pub fn new(mark: &str) -> Self {
+        Self { mark: mark.into(), finder: memchr::memmem::Finder::new(mark).into_owned(), next: 0, held: Vec::new() }
+    }
+
+    /// How many have come.
+    pub fn count(&self) -> usize {
+        self.next
+    }
+
+    pub fn take(&mut self, bytes: &[u8]) {
+        self.held.extend_from_slice(bytes);
+        let mut at = 0;
+        while let Some(found) = self.finder.find(&self.held[at..]) {
+            let start = at + found + self.mark.len();
+            let Some(digits) = self.held.get(start..start + 6) else { break };
+            let number: usize = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok()).expect("six digits");
+            assert_eq!(number, self.next, "lost, twice or out of order");
+            self.next += 1;
+            at = start + 6;
+        }
+        let keep = self.held.len().saturating_sub(self.mark.len() + 5).max(at);
+        self.held.drain(..keep);
     }
 }

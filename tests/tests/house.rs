@@ -58,9 +58,9 @@ fn rust(files: &[File]) -> impl Iterator<Item = &File> {
     files.iter().filter(|file| file.path.ends_with(".rs"))
 }
 
-/// Rooms of the gateway, and the rooms that each may name beside itself, `ops` and `answer`: those that stand before it
+/// Rooms of the gateway, and the rooms that each may name beside itself and those that all may name: those that stand before it
 /// on the way of an event, which for a call is the one it hands on to or reads from.
-const MAY_NAME: [(&str, &[&str]); 8] = [
+const MAY_NAME: [(&str, &[&str]); 9] = [
     ("upstream", &["ingest"]),
     ("ingest", &["log"]),
     ("log", &[]),
@@ -69,10 +69,11 @@ const MAY_NAME: [(&str, &[&str]); 8] = [
     ("ops", &["log"]),
     ("answer", &["log"]),
     ("control", &[]),
+    ("budget", &[]),
 ];
 /// They join the rooms, so they may name all of them.
 const JOINERS: [&str; 6] = ["app", "bin", "cli", "demo", "lib", "main"];
-const NEUTRAL: [&str; 3] = ["ops", "answer", "control"];
+const NEUTRAL: [&str; 4] = ["ops", "answer", "control", "budget"];
 
 fn arrows_that_point_back(files: &[File]) -> Vec<String> {
     let mut found = Vec::new();

@@ -24,6 +24,7 @@ impl Check {
             Err(error) => return fail(&error, EXIT_CONFIG),
         };
         print!("{}", runcast_config::render(&settings));
+        print!("\n{}", runcast_config::MemoryMax::of(&settings).render());
         let checked = super::runtime().map(|runtime| runtime.block_on(upstreams(&settings)));
         match checked {
             Ok(wrong) if wrong.is_empty() => ExitCode::SUCCESS,

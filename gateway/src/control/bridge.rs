@@ -11,6 +11,8 @@ use runcast_translators::{
 };
 use tokio::sync::mpsc;
 
+use crate::budget::Held;
+
 /// A bridge that clients can be passed through to.
 #[async_trait]
 pub trait Bridge: Send + Sync + 'static {
@@ -55,11 +57,13 @@ pub struct Sent {
 }
 
 /// A delta or a step, with its place among the run's events.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct LiveUpdate {
     /// It comes behind this event.
     pub after: Seq,
     pub message: Message,
+    /// Given back when it is taken.
+    pub held: Held,
 }
 
 /// An error as a bridge gives it.

@@ -15,6 +15,7 @@ use runcast_translators::{bridge::Message, goodbye::RpcCode};
 use super::{
     Gateway,
     grpc::base64,
+    held::Slot,
     rpc::{Calls, RpcError},
 };
 use crate::{control::sdk::DESCRIPTORS, ops::metrics::Protocol};
@@ -109,6 +110,11 @@ fn answer(result: Result<Message, RpcError>) -> ServiceResult<Encoded> {
     Response::ok(Encoded(result?))
 }
 
+/// Where the answer is held.
+fn slot(context: &RequestContext) -> Result<Slot, ConnectError> {
+    context.extensions().get::<Slot>().cloned().ok_or_else(|| ConnectError::internal("the request has no slot"))
+}
+
 impl SdkAgentService for Service {
     async fn get_run(&self, context: RequestContext, request: ServiceRequest<'_, GetRunRequest>) -> ServiceResult<Encoded> {
         answer(self.0.get_run(context.headers(), request.run_id).await)
@@ -124,7 +130,7 @@ impl SdkAgentService for Service {
         context: RequestContext,
         request: ServiceRequest<'_, ObserveRunRequest>,
     ) -> ServiceResult<ServiceStream<Encoded>> {
-        let observation = self.0.observe(context.headers(), request.run_id, request.after_offset).await?;
+        let observation = self.0.observe(context.headers(), request.run_id, request.after_offset, slot(&context)?).await?;
         let messages =
             stream::unfold(observation, |mut observation| async move { Some((observation.next().await?, observation)) });
         Response::stream_ok(messages.map(|item| item.map(Encoded).map_err(ConnectError::from)))
@@ -143,7 +149,7 @@ impl SdkAgentService for Service {
         context: RequestContext,
         request: ServiceRequest<'_, GetRunConversationRequest>,
     ) -> ServiceResult<Encoded> {
-        answer(self.0.conversation(context.headers(), request.run_id).await)
+        answer(self.0.conversation(context.headers(), request.run_id, slot(&context)?).await)
     }
 
     async fn cancel_run(&self, context: RequestContext, request: ServiceRequest<'_, CancelRunRequest>) -> ServiceResult<Encoded> {

@@ -15,6 +15,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::{
     Gateway,
+    held::Slot,
     rpc::{Calls, Observation, RpcError},
 };
 use crate::{
@@ -113,6 +114,11 @@ fn headers<T>(request: &Request<T>) -> HeaderMap {
     request.metadata().clone().into_headers()
 }
 
+/// Where the answer is held.
+fn slot<T>(request: &Request<T>) -> Result<Slot, Status> {
+    request.extensions().get::<Slot>().cloned().ok_or_else(|| Status::internal("the request has no slot"))
+}
+
 fn answer(result: Result<Message, RpcError>) -> Result<Response<Encoded>, Status> {
     Ok(Response::new(Encoded(result?.proto)))
 }
@@ -142,7 +148,8 @@ impl SdkAgentService for Service {
 
     async fn observe_run(&self, request: Request<proto::ObserveRunRequest>) -> Result<Response<Self::ObserveRunStream>, Status> {
         let asked = request.get_ref();
-        let observation = self.0.observe(&headers(&request), &asked.run_id, asked.after_offset.as_deref()).await?;
+        let observation =
+            self.0.observe(&headers(&request), &asked.run_id, asked.after_offset.as_deref(), slot(&request)?).await?;
         Ok(Response::new(observed(observation)))
     }
 
@@ -154,7 +161,7 @@ impl SdkAgentService for Service {
         &self,
         request: Request<proto::GetRunConversationRequest>,
     ) -> Result<Response<Encoded>, Status> {
-        answer(self.0.conversation(&headers(&request), &request.get_ref().run_id).await)
+        answer(self.0.conversation(&headers(&request), &request.get_ref().run_id, slot(&request)?).await)
     }
 
     async fn cancel_run(&self, request: Request<proto::CancelRunRequest>) -> Result<Response<Encoded>, Status> {

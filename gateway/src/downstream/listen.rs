@@ -3,8 +3,12 @@
 
 use std::{future::poll_fn, io, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
-use axum::{Router, extract::Request};
-use bytes::BytesMut;
+use axum::{
+    Router,
+    extract::Request,
+    http::{HeaderValue, StatusCode, header},
+};
+use bytes::{Bytes, BytesMut};
 use hyper::{
     Version,
     body::Incoming,
@@ -18,18 +22,22 @@ use runcast_config::Settings;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::timeout,
 };
 use tower::ServiceExt as _;
 
 use super::{handover::Handover, raw::RawSocket};
-use crate::ops::metrics;
+use crate::{answer, budget::Budget, ops::metrics};
 
 /// Between two accepts when the process has no file left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// What a connection over the limit is told.
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+/// RFC 9113, section 6.9: what every peer may send before it is read.
+const HTTP2_WINDOW: u32 = 65_535;
+/// What HTTP/2 keeps of a stream until its socket takes it.
+const HTTP2_SEND_BYTES: usize = 32 << 10;
 /// With what a client begins that speaks HTTP/2 without having asked.
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -39,15 +47,23 @@ struct Front {
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
     header_timeout: Duration,
+    /// Requests of one HTTP/2 connection beyond the first take one each, as connections do.
+    places: Arc<Semaphore>,
     stop: watch::Receiver<bool>,
 }
 
 /// Serves until `stop` is true; then waits for the connections to end, at most `server.shutdown_ms`.
-pub async fn serve(listener: TcpListener, routes: Router, settings: Arc<Settings>, mut stop: watch::Receiver<bool>) {
+pub async fn serve(
+    listener: TcpListener,
+    routes: Router,
+    settings: Arc<Settings>,
+    budget: Budget,
+    mut stop: watch::Receiver<bool>,
+) {
     let server = &settings.server;
-    let front = Arc::new(Front::new(routes, &settings, stop.clone()));
     let places_max = server.connections_max.min(Semaphore::MAX_PERMITS).min(u32::MAX as usize);
     let places = Arc::new(Semaphore::new(places_max));
+    let front = Arc::new(Front::new(routes, &settings, places.clone(), stop.clone()));
     let stall = Duration::from_millis(settings.stream.write_stall_ms);
     loop {
         let accepted = tokio::select! {
@@ -68,8 +84,8 @@ pub async fn serve(listener: TcpListener, routes: Router, settings: Arc<Settings
             continue;
         };
         let _ = stream.set_nodelay(true);
-        let front = front.clone();
-        tokio::spawn(async move { front.connection(RawSocket::new(stream, place, stall)).await });
+        let (front, budget) = (front.clone(), budget.clone());
+        tokio::spawn(async move { front.connection(RawSocket::new(stream, place, budget, stall)).await });
     }
     drop(listener);
     // Each connection has given back its place when it has ended.
@@ -84,7 +100,7 @@ async fn refuse(mut stream: TcpStream) {
 }
 
 impl Front {
-    fn new(routes: Router, settings: &Settings, stop: watch::Receiver<bool>) -> Self {
+    fn new(routes: Router, settings: &Settings, places: Arc<Semaphore>, stop: watch::Receiver<bool>) -> Self {
         let server = &settings.server;
         let header_timeout = Duration::from_millis(server.header_timeout_ms);
         let mut http1 = http1::Builder::new();
@@ -94,10 +110,13 @@ impl Front {
         http2
             .timer(TokioTimer::new())
             .max_header_list_size(server.header_bytes_max as u32)
+            .initial_stream_window_size(HTTP2_WINDOW)
+            .initial_connection_window_size(HTTP2_WINDOW)
+            .max_send_buf_size(HTTP2_SEND_BYTES)
             // A peer that is gone, or never says what it wants, is noticed by its silence.
             .keep_alive_interval(header_timeout)
             .keep_alive_timeout(header_timeout);
-        Self { routes, http1, http2, header_timeout, stop }
+        Self { routes, http1, http2, header_timeout, places, stop }
     }
 
     async fn connection(self: Arc<Self>, mut socket: RawSocket) {
@@ -118,9 +137,20 @@ impl Front {
     }
 
     async fn http2(&self, socket: RawSocket) -> hyper::Result<()> {
-        let routes = self.routes.clone();
+        let (routes, places) = (self.routes.clone(), self.places.clone());
+        // The connection's own place is for one of its requests.
+        let own = Arc::new(Semaphore::new(1));
         let service = tower::service_fn(move |request: hyper::Request<Incoming>| {
-            routes.clone().oneshot(request.map(axum::body::Body::new) as Request)
+            let routes = routes.clone();
+            let place = own.clone().try_acquire_owned().or_else(|_| places.clone().try_acquire_owned());
+            async move {
+                let Ok(place) = place else {
+                    metrics::connection_refused();
+                    return Ok(full());
+                };
+                let response = routes.oneshot(request.map(axum::body::Body::new) as Request).await;
+                response.map(|response| response.map(|body| axum::body::Body::new(Placed { body, _place: place })))
+            }
         });
         let connection = self.http2.serve_connection(TokioIo::new(socket), TowerToHyperService::new(service));
         tokio::pin!(connection);
@@ -171,6 +201,39 @@ impl Front {
             None => drop(socket.shutdown().await),
         }
         Ok(())
+    }
+}
+
+/// What a request over HTTP/2 is told when there is no place for it.
+fn full() -> axum::response::Response {
+    let mut response = answer::error(StatusCode::SERVICE_UNAVAILABLE, "over_capacity", "the server is full: try again later");
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
+    response
+}
+
+/// An answer that keeps its request's place until all of it is sent.
+struct Placed {
+    body: axum::body::Body,
+    _place: OwnedSemaphorePermit,
+}
+
+impl http_body::Body for Placed {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
     }
 }
 

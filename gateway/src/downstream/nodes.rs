@@ -1,15 +1,19 @@
 //! What clients ask of daemons: a new node for a prompt, and a node that is to run again. Watching does neither.
 
 use axum::{
-    Router,
+    Extension, Router,
     body::Bytes,
     extract::{DefaultBodyLimit, State, rejection::BytesRejection},
     http::{HeaderMap, StatusCode},
+    middleware::map_request,
     response::Response,
     routing::post,
 };
 
-use super::{Gateway, NoRun};
+use super::{
+    Gateway, NoRun,
+    held::{self, Slot},
+};
 use crate::{
     answer::{self, RunPath},
     control::nodes::Answer,
@@ -17,19 +21,29 @@ use crate::{
 };
 
 pub(super) fn routes(gateway: &Gateway) -> Router {
+    let budget = gateway.budget();
     Router::new()
         .route("/v1/nodes", post(create))
         .route("/v1/nodes/{id}/revive", post(revive))
         .layer(DefaultBodyLimit::max(gateway.settings().server.request_bytes_max))
+        .layer(map_request(move |request| std::future::ready(held::received(request, budget.clone()))))
         .with_state(gateway.clone())
 }
 
-async fn create(State(gateway): State<Gateway>, headers: HeaderMap, body: Result<Bytes, BytesRejection>) -> Response {
+async fn create(
+    State(gateway): State<Gateway>,
+    Extension(slot): Extension<Slot>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
     if !may_control(&gateway, &headers) {
         return refuse(StatusCode::FORBIDDEN, "forbidden", "this token may not make nodes");
     }
     match body {
-        Ok(body) => pass(gateway.controls().nodes().create(body).await),
+        Ok(body) => match slot.refuse(body.len()) {
+            None => slot.hold_answer(pass(gateway.controls().nodes().create(body).await)),
+            Some(refusal) => refusal,
+        },
         Err(rejection) => refuse(rejection.status(), "invalid_body", &rejection.body_text()),
     }
 }
@@ -37,6 +51,7 @@ async fn create(State(gateway): State<Gateway>, headers: HeaderMap, body: Result
 async fn revive(
     State(gateway): State<Gateway>,
     RunPath(run): RunPath,
+    Extension(slot): Extension<Slot>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
@@ -47,10 +62,13 @@ async fn revive(
         Ok(body) => body,
         Err(rejection) => return refuse(rejection.status(), "invalid_body", &rejection.body_text()),
     };
+    if let Some(refusal) = slot.refuse(body.len()) {
+        return refusal;
+    }
     match gateway.log().info(&run).await {
         Ok(info) => {
             let session = info.as_ref().map(|info| info.origin.session.as_deref().unwrap_or_default());
-            pass(gateway.controls().nodes().revive(&run, session, body).await)
+            slot.hold_answer(pass(gateway.controls().nodes().revive(&run, session, body).await))
         }
         Err(error) => answer::log_failed(&error),
     }

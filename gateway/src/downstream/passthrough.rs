@@ -34,6 +34,7 @@ use tonic::{
 use super::{
     Gateway,
     grpc::base64,
+    held::Slot,
     rpc::{Calls, Observation, RpcError},
 };
 use crate::{
@@ -46,6 +47,8 @@ const STREAMS: [&str; 2] = ["SdkAgentService/Send", "SdkAgentService/DownloadArt
 const SEND: &str = STREAMS[0];
 /// Of the bridge's own service only these: the others would stop it, or turn it to somebody else.
 const CONTROL: [&str; 2] = ["SdkBridgeControlService/Ping", "SdkBridgeControlService/GetVersion"];
+/// A request that is passed through: as it came, and in the codec of the bridge.
+const CALL_COPIES: usize = 3;
 
 /// Passes calls through.
 #[derive(Clone)]
@@ -97,28 +100,36 @@ impl Calls {
         Err(RpcError::new(RpcCode::Unimplemented, message, None))
     }
 
-    async fn pass(&self, call: Call) -> Result<Bytes, RpcError> {
+    /// The answer lies in the slot, as the request did until it was there.
+    async fn pass(&self, call: Call, slot: &Slot) -> Result<Bytes, RpcError> {
+        self.hold(slot, call.body.len().saturating_mul(CALL_COPIES))?;
         let bridge = self.bridge().ok_or_else(|| RpcError::new(RpcCode::Unimplemented, "no bridge", None))?;
         let answer = bridge.call(call).await;
         metrics::call_passed(answer.is_ok());
-        Ok(answer?)
+        let answer = answer?;
+        self.hold(slot, answer.len())?;
+        Ok(answer)
     }
 
-    async fn pass_stream(&self, call: Call) -> Result<BoxStream<'static, Result<Bytes, RpcError>>, RpcError> {
+    async fn pass_stream(&self, call: Call, slot: &Slot) -> Result<BoxStream<'static, Result<Bytes, RpcError>>, RpcError> {
+        self.hold(slot, call.body.len().saturating_mul(CALL_COPIES))?;
         let bridge = self.bridge().ok_or_else(|| RpcError::new(RpcCode::Unimplemented, "no bridge", None))?;
         let answers = bridge.open(call).await;
         metrics::call_passed(answers.is_ok());
+        slot.free();
         Ok(answers?.map(|answer| answer.map_err(RpcError::from)).boxed())
     }
 
     /// The stream of a turn: signs of life until the bridge has begun it, then the run.
-    fn turn(&self, headers: HeaderMap, call: Call) -> impl Stream<Item = Result<Message, RpcError>> + Send + use<> {
+    fn turn(&self, headers: HeaderMap, call: Call, slot: Slot) -> impl Stream<Item = Result<Message, RpcError>> + Send + use<> {
         let (calls, silence) = (self.clone(), Duration::from_millis(self.settings().stream.rpc_keepalive_ms));
         let begin = async move {
+            calls.hold(&slot, call.body.len().saturating_mul(CALL_COPIES))?;
             let bridge = calls.bridge().ok_or_else(|| RpcError::new(RpcCode::Unimplemented, "no bridge", None))?;
             let sent: Result<Sent, _> = bridge.send(call).await;
             metrics::call_passed(sent.is_ok());
-            calls.sent(&headers, sent?).await
+            slot.free();
+            calls.sent(&headers, sent?, slot).await
         };
         stream::unfold(Turn::Begins(begin.boxed()), move |turn| turn.next(silence))
     }
@@ -160,6 +171,9 @@ async fn grpc(calls: Calls, request: Request, bytes_max: usize) -> Response {
     if let Err(error) = calls.may_pass(&method).and_then(|()| calls.admit_control(request.headers())) {
         return refused(error);
     }
+    let Some(slot) = request.extensions().get::<Slot>().cloned() else {
+        return refused(RpcError::new(RpcCode::Internal, "the request has no slot", None));
+    };
     let mut grpc = Grpc::new(Plain)
         .accept_compressed(CompressionEncoding::Gzip)
         .max_decoding_message_size(bytes_max)
@@ -168,12 +182,13 @@ async fn grpc(calls: Calls, request: Request, bytes_max: usize) -> Response {
     let call = |method: &str, body: Bytes| Call { method: method.to_owned(), codec: Codec::Proto, body };
     let response = if STREAMS.contains(&method.as_str()) {
         let service = tower::service_fn(move |request: tonic::Request<Bytes>| {
-            let (calls, call, headers) = (calls.clone(), call(&method, request.into_inner()), headers.clone());
+            let (calls, call) = (calls.clone(), call(&method, request.into_inner()));
+            let (headers, slot) = (headers.clone(), slot.clone());
             async move {
                 let messages: BoxStream<'static, Result<Bytes, Status>> = if call.method == SEND {
-                    calls.turn(headers, call).map(|item| item.map(|message| message.proto).map_err(Status::from)).boxed()
+                    calls.turn(headers, call, slot).map(|item| item.map(|message| message.proto).map_err(Status::from)).boxed()
                 } else {
-                    calls.pass_stream(call).await?.map(|item| item.map_err(Status::from)).boxed()
+                    calls.pass_stream(call, &slot).await?.map(|item| item.map_err(Status::from)).boxed()
                 };
                 Ok::<_, Status>(tonic::Response::new(messages))
             }
@@ -181,8 +196,8 @@ async fn grpc(calls: Calls, request: Request, bytes_max: usize) -> Response {
         grpc.server_streaming(service, request).await
     } else {
         let service = tower::service_fn(move |request: tonic::Request<Bytes>| {
-            let (calls, call) = (calls.clone(), call(&method, request.into_inner()));
-            async move { Ok::<_, Status>(tonic::Response::new(calls.pass(call).await?)) }
+            let (calls, call, slot) = (calls.clone(), call(&method, request.into_inner()), slot.clone());
+            async move { Ok::<_, Status>(tonic::Response::new(calls.pass(call, &slot).await?)) }
         });
         grpc.unary(service, request).await
     };
@@ -250,6 +265,9 @@ async fn connect(calls: &Calls, method: &str, request: Request, bytes_max: usize
         return StatusCode::UNSUPPORTED_MEDIA_TYPE.into_response();
     }
     let (head, body) = request.into_parts();
+    let Some(slot) = head.extensions.get::<Slot>().cloned() else {
+        return answer.error(RpcError::new(RpcCode::Internal, "the request has no slot", None));
+    };
     let read = async {
         calls.may_pass(method)?;
         calls.admit_control(&head.headers)?;
@@ -269,17 +287,17 @@ async fn connect(calls: &Calls, method: &str, request: Request, bytes_max: usize
     };
     let call = Call { method: method.to_owned(), codec, body };
     if method == SEND {
-        let messages = calls.turn(head.headers, call);
+        let messages = calls.turn(head.headers, call, slot);
         let in_codec = move |message: Message| if codec == Codec::Json { message.json } else { message.proto };
         return answer.stream(messages.map(move |item| item.map(in_codec)).boxed());
     }
     if is_stream {
-        return match calls.pass_stream(call).await {
+        return match calls.pass_stream(call, &slot).await {
             Ok(messages) => answer.stream(messages),
             Err(error) => answer.error(error),
         };
     }
-    match calls.pass(call).await {
+    match calls.pass(call, &slot).await {
         Ok(message) => ([(header::CONTENT_TYPE, answer.kind())], message).into_response(),
         Err(error) => answer.error(error),
     }

@@ -10,6 +10,8 @@ use std::{
 };
 
 use bytes::{Buf as _, Bytes};
+use runcast_config::FREE_BYTES;
+use runcast_translators::position::Position;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -18,7 +20,10 @@ use tokio::{
 };
 
 use super::handover::Handover;
-use crate::fanout::Sink;
+use crate::{
+    budget::{Asked, Budget, Held, Holder},
+    fanout::{Reader, Sink},
+};
 
 /// So many pieces go into one write at most.
 const SLICES_MAX: usize = 64;
@@ -29,6 +34,10 @@ pub const CLOSE_WAIT: Duration = Duration::from_secs(2);
 /// See the module.
 pub struct RawSocket {
     shared: Arc<Shared>,
+    /// Of which larger writes take a part.
+    budget: Budget,
+    /// For what is being written, and who is told when others need it.
+    held: Option<(Held, Arc<Asked>)>,
     /// What was read of it already and belongs to the next reader.
     unread: Bytes,
     /// How long a peer may take nothing.
@@ -51,6 +60,8 @@ pub enum Unwritten {
     Gone,
     /// The peer took nothing for the configured time; what is left of the piece that was begun.
     Stalled(Option<Bytes>),
+    /// As `Stalled`, and others need the memory: nothing more can be said to it.
+    CutOff,
 }
 
 impl Sink for Shared {
@@ -60,9 +71,11 @@ impl Sink for Shared {
 }
 
 impl RawSocket {
-    pub fn new(stream: TcpStream, place: OwnedSemaphorePermit, stall: Duration) -> Self {
+    /// `budget`: for what clients hold that are slow to take it.
+    pub fn new(stream: TcpStream, place: OwnedSemaphorePermit, budget: Budget, stall: Duration) -> Self {
         let shared = Arc::new(Shared { stream, _place: place });
-        Self { shared, unread: Bytes::new(), stall, deadline: None, muted: false, handover: None }
+        let unread = Bytes::new();
+        Self { shared, budget, held: None, unread, stall, deadline: None, muted: false, handover: None }
     }
 
     /// Puts bytes back that were read of it; copied, so that a reader's whole buffer is not kept for them.
@@ -85,33 +98,101 @@ impl RawSocket {
         self.muted = muted;
     }
 
-    /// Writes whole pieces, many in one write; gives how many writes it took.
-    pub async fn write(&self, pieces: &mut VecDeque<Bytes>) -> Result<usize, Unwritten> {
-        self.write_pieces(pieces, false).await
+    /// What of the records that `reader` gave can be written now; each comes with the place of a client that has it. There
+    /// must be room for more than a little. What finds none is read again, and a large record waits for it: nothing is held
+    /// meanwhile.
+    pub async fn owe(&mut self, reader: &mut Reader, mut owed: Vec<(Bytes, Position)>) -> VecDeque<Bytes> {
+        let length = |pieces: &[(Bytes, Position)]| pieces.iter().map(|(bytes, _)| bytes.len()).sum::<usize>();
+        let wanted = length(&owed);
+        if wanted > self.room() && !self.try_hold(wanted) {
+            let room = self.room();
+            while owed.len() > 1 && length(&owed) > room {
+                owed.pop();
+            }
+            if length(&owed) > room {
+                let bytes = length(&owed);
+                drop(owed);
+                reader.again();
+                self.hold(bytes).await;
+                return VecDeque::new();
+            }
+            if let Some((_, position)) = owed.last() {
+                reader.move_to(*position);
+            }
+        }
+        owed.into_iter().map(|(bytes, _)| bytes).collect()
+    }
+
+    /// How much can be written without asking for room.
+    fn room(&self) -> usize {
+        match &self.held {
+            Some((held, _)) if self.budget.is_all(held) => usize::MAX,
+            Some((held, _)) => held.bytes().max(FREE_BYTES),
+            None => FREE_BYTES,
+        }
+    }
+
+    /// Whether there is room for so many bytes now; it is held then.
+    pub fn try_hold(&mut self, bytes: usize) -> bool {
+        let asked = Arc::new(Asked::default());
+        let holder: Arc<dyn Holder> = asked.clone();
+        // What waited for is kept in any case.
+        let held = self.budget.try_take(bytes, Some(&holder)).map(|held| (held, asked));
+        let is_there = held.is_some();
+        self.held = held.or_else(|| self.held.take());
+        is_there
+    }
+
+    /// Waits for room for so many bytes.
+    pub async fn hold(&mut self, bytes: usize) {
+        self.held = None;
+        if bytes > FREE_BYTES {
+            let asked = Arc::new(Asked::default());
+            let holder: Arc<dyn Holder> = asked.clone();
+            self.held = Some((self.budget.take(bytes, Some(&holder)).await, asked));
+        }
+    }
+
+    /// Writes whole pieces, many in one write; gives how many writes it took. `waits` is called when the peer must be waited
+    /// for: nothing is to be held then that others wait for.
+    pub async fn write(&mut self, pieces: &mut VecDeque<Bytes>, waits: impl FnMut()) -> Result<usize, Unwritten> {
+        self.write_pieces(pieces, false, waits).await
     }
 
     /// Writes the end of a piece whose beginning was taken before; gives how many writes it took.
-    pub async fn write_rest(&self, rest: Bytes) -> Result<usize, Unwritten> {
-        self.write_pieces(&mut VecDeque::from([rest]), true).await
+    pub async fn write_rest(&mut self, rest: Bytes, waits: impl FnMut()) -> Result<usize, Unwritten> {
+        self.write_pieces(&mut VecDeque::from([rest]), true, waits).await
     }
 
     /// `is_begun`: of the first piece the peer has something already.
-    async fn write_pieces(&self, pieces: &mut VecDeque<Bytes>, mut is_begun: bool) -> Result<usize, Unwritten> {
+    async fn write_pieces(
+        &mut self,
+        pieces: &mut VecDeque<Bytes>,
+        mut is_begun: bool,
+        mut waits: impl FnMut(),
+    ) -> Result<usize, Unwritten> {
         let mut writes = 0;
         while !pieces.is_empty() {
             let mut written = match self.try_write(pieces) {
                 Ok(0) => return Err(Unwritten::Gone),
                 Ok(written) => written,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    match timeout(self.stall, self.shared.stream.writable()).await {
-                        Ok(Ok(())) => continue,
-                        Ok(Err(_)) => return Err(Unwritten::Gone),
-                        Err(_) => return Err(Unwritten::Stalled(pieces.pop_front().filter(|_| is_begun))),
+                    waits();
+                    self.held.iter_mut().for_each(|(held, _)| held.awaits_peer());
+                    match self.writable().await {
+                        Ok(()) => continue,
+                        Err(Unwritten::Stalled(_)) => {
+                            return Err(Unwritten::Stalled(pieces.pop_front().filter(|_| is_begun)));
+                        }
+                        Err(error) => return Err(error),
                     }
                 }
                 Err(_) => return Err(Unwritten::Gone),
             };
             writes += 1;
+            if let Some((held, _)) = &mut self.held {
+                held.gets_on(written);
+            }
             while let Some(front) = pieces.front_mut() {
                 if written < front.len() {
                     front.advance(written);
@@ -123,7 +204,27 @@ impl RawSocket {
                 is_begun = false;
             }
         }
+        if writes > 0 {
+            self.held = None;
+        }
         Ok(writes)
+    }
+
+    async fn writable(&self) -> Result<(), Unwritten> {
+        let asked = async {
+            match &self.held {
+                Some((_, asked)) => asked.wait().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            ready = timeout(self.stall, self.shared.stream.writable()) => match ready {
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(_)) => Err(Unwritten::Gone),
+                Err(_) => Err(Unwritten::Stalled(None)),
+            },
+            () = asked => Err(Unwritten::CutOff),
+        }
     }
 
     fn try_write(&self, pieces: &VecDeque<Bytes>) -> io::Result<usize> {

@@ -1,6 +1,7 @@
 //! Runs and their steps over REST (contracts/ws-run-stream.md).
 
-use axum::{Router, extract::State, http::StatusCode, response::Response, routing::get};
+use axum::{Extension, Router, extract::State, http::StatusCode, response::Response, routing::get};
+use runcast_config::ANSWER_BYTES;
 use runcast_translators::{
     event::{RunId, RunStatus, Seq},
     json::push_string,
@@ -8,7 +9,7 @@ use runcast_translators::{
 };
 use serde::Deserialize;
 
-use super::{Gateway, NoRun};
+use super::{Gateway, NoRun, held::Slot};
 use crate::{
     answer::{self, Asked, RunPath},
     log::{ReadError, ReadLimit, RunFilter},
@@ -26,7 +27,7 @@ pub(super) fn routes(gateway: &Gateway) -> Router {
 const LIMIT_DEFAULT: usize = 100;
 const LIMIT_MAX: usize = 1000;
 /// A page of steps stops growing here (one step may be larger).
-const PAGE_BYTES_MAX: usize = 4 << 20;
+const PAGE_BYTES_MAX: usize = ANSWER_BYTES;
 
 #[derive(Debug, Default, Deserialize)]
 struct ListQuery {
@@ -35,7 +36,12 @@ struct ListQuery {
     status: Option<String>,
 }
 
-async fn list(State(gateway): State<Gateway>, Asked(query): Asked<ListQuery>) -> Response {
+async fn list(State(gateway): State<Gateway>, Asked(query): Asked<ListQuery>, Extension(slot): Extension<Slot>) -> Response {
+    let _place = gateway.making().await;
+    slot.hold_answer(list_answer(&gateway, query).await)
+}
+
+async fn list_answer(gateway: &Gateway, query: ListQuery) -> Response {
     let Some(limit) = limit(query.limit.as_deref()) else { return bad_limit() };
     let before = match query.cursor.as_deref().map(read_list_cursor) {
         Some(None) => return refuse(StatusCode::BAD_REQUEST, "invalid_cursor", "this is no cursor of this list"),
@@ -86,9 +92,12 @@ pub(super) fn read_list_cursor(text: &str) -> Option<(i64, u64)> {
     Some((at.parse().ok()?, number.parse().ok()?))
 }
 
-async fn run(State(gateway): State<Gateway>, RunPath(run): RunPath) -> Response {
+async fn run(State(gateway): State<Gateway>, RunPath(run): RunPath, Extension(slot): Extension<Slot>) -> Response {
     match gateway.run(&run).await {
-        Ok(info) => answer::json(StatusCode::OK, info.run_object()),
+        Ok(info) => {
+            let _place = gateway.making().await;
+            slot.hold_answer(answer::json(StatusCode::OK, info.run_object()))
+        }
         Err(error) => error.answer(Protocol::Rest, UNKNOWN),
     }
 }
@@ -100,14 +109,24 @@ struct StepsQuery {
     limit: Option<String>,
 }
 
-async fn steps(State(gateway): State<Gateway>, RunPath(run): RunPath, Asked(query): Asked<StepsQuery>) -> Response {
+async fn steps(
+    State(gateway): State<Gateway>,
+    RunPath(run): RunPath,
+    Asked(query): Asked<StepsQuery>,
+    Extension(slot): Extension<Slot>,
+) -> Response {
     let Some(limit) = limit(query.limit.as_deref()) else { return bad_limit() };
     let place = match Place::read(query.cursor.as_deref(), query.since.as_deref(), &run) {
         Ok(place) => place,
         Err(error) => return refuse(StatusCode::BAD_REQUEST, "invalid_cursor", &error.to_string()),
     };
+    // A run that has to be looked for is found before others are made to wait.
+    if let Err(error) = gateway.run(&run).await {
+        return error.answer(Protocol::Rest, UNKNOWN);
+    }
+    let _place = gateway.making().await;
     match page(&gateway, &run, place, limit).await {
-        Ok(page) => answer::json(StatusCode::OK, page),
+        Ok(page) => slot.hold_answer(answer::json(StatusCode::OK, page)),
         Err(error) => error.answer(Protocol::Rest, UNKNOWN),
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use axum::http::HeaderMap;
-use runcast_config::Settings;
+use runcast_config::{ANSWER_BYTES, FREE_BYTES, Settings};
 use runcast_translators::{
     bridge::{
         self, Message, Offset, calls,
@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 
 use super::{
     Gateway, NoRun,
+    held::Slot,
     rest::{read_list_cursor, write_list_cursor},
     watch::{Happening, Watch},
 };
@@ -168,7 +169,13 @@ impl Calls {
         Ok(encode::list_runs(&runs, page.next.map(write_list_cursor).as_deref()))
     }
 
-    pub async fn observe(&self, headers: &HeaderMap, run: &str, after_offset: Option<&str>) -> Result<Observation, RpcError> {
+    pub async fn observe(
+        &self,
+        headers: &HeaderMap,
+        run: &str,
+        after_offset: Option<&str>,
+        slot: Slot,
+    ) -> Result<Observation, RpcError> {
         self.admit(headers)?;
         let info = self.info(run).await?;
         if self.gateway.drain().has_begun() {
@@ -190,7 +197,7 @@ impl Calls {
                 after_result = info.is_settled() && offset.seq == info.head;
                 if offset.part == bridge::cursor::Part::Done {
                     // Everything was delivered: a clean, empty end.
-                    return if after_result { Ok(Observation::empty()) } else { Err(never()) };
+                    return if after_result { Ok(Observation::empty(slot)) } else { Err(never()) };
                 }
                 Position::at(offset.seq)
             }
@@ -202,7 +209,8 @@ impl Calls {
             Some((_, Some(event))) if after_result => Some(encode::done(&event, watch.reader.context())),
             _ => None,
         };
-        Ok(Observation { watch: Some(watch), waiting: done.into_iter().collect(), items: Vec::new(), live: None })
+        let waiting = done.into_iter().collect();
+        Ok(Observation { watch: Some(watch), slot, waiting, items: Vec::new(), live: None })
     }
 
     pub async fn wait(&self, headers: &HeaderMap, run: &str) -> Result<Message, RpcError> {
@@ -233,18 +241,27 @@ impl Calls {
         }
     }
 
-    pub async fn conversation(&self, headers: &HeaderMap, run: &str) -> Result<Message, RpcError> {
+    pub async fn conversation(&self, headers: &HeaderMap, run: &str, slot: Slot) -> Result<Message, RpcError> {
         self.admit(headers)?;
         let info = self.info(run).await?;
-        let mut events: Vec<Arc<Event>> = Vec::new();
-        let mut after = info.first - 1;
+        let limit = self.gateway.settings().stream.record_bytes_max;
+        let _place = self.gateway.making().await;
+        let (mut conversation, mut after) = (encode::Conversation::default(), info.first - 1);
         loop {
-            let page = self.gateway.log().read(&info.run, after, ReadLimit { events_max: 1024, bytes_max: 8 << 20 }).await?;
+            let page = ReadLimit { events_max: 1024, bytes_max: ANSWER_BYTES };
+            let page = self.gateway.log().read(&info.run, after, page).await?;
             let Some(last) = page.last() else { break };
             after = last.seq;
-            events.extend(page);
+            page.iter().for_each(|event| conversation.push(event));
+            if conversation.bytes() > limit {
+                metrics::refused(self.protocol, "too_large");
+                let message = format!("the conversation is larger than {limit} bytes: observe the run");
+                return Err(RpcError::new(RpcCode::ResourceExhausted, message, None));
+            }
         }
-        Ok(encode::conversation(events.iter().map(AsRef::as_ref)))
+        let message = conversation.message();
+        self.hold(&slot, held_bytes(&message))?;
+        Ok(message)
     }
 
     pub async fn cancel(&self, headers: &HeaderMap, run: &str, agent: &str) -> Result<Message, RpcError> {
@@ -278,8 +295,8 @@ impl Calls {
     }
 
     /// The stream of a turn that was just sent: its run from the start, and what is only told live, each in its place.
-    pub async fn sent(&self, headers: &HeaderMap, sent: Sent) -> Result<Observation, RpcError> {
-        let mut observation = self.observe(headers, sent.run.as_str(), None).await?;
+    pub async fn sent(&self, headers: &HeaderMap, sent: Sent, slot: Slot) -> Result<Observation, RpcError> {
+        let mut observation = self.observe(headers, sent.run.as_str(), None, slot).await?;
         observation.live = Some(Updates { from: sent.live, next: None, seen: 0 });
         Ok(observation)
     }
@@ -287,6 +304,15 @@ impl Calls {
     /// Whether the caller may have upstreams do something. (Every token has every right.)
     pub fn admit_control(&self, headers: &HeaderMap) -> Result<(), RpcError> {
         self.admit(headers)
+    }
+
+    /// Room for what a client has sent or is to be sent; refused when there is none.
+    pub fn hold(&self, slot: &Slot, bytes: usize) -> Result<(), RpcError> {
+        if bytes <= FREE_BYTES || slot.try_hold(bytes) {
+            return Ok(());
+        }
+        metrics::refused(self.protocol, "over_capacity");
+        Err(Goodbye::OverCapacity.into())
     }
 
     fn admit(&self, headers: &HeaderMap) -> Result<(), RpcError> {
@@ -320,6 +346,10 @@ impl Calls {
     }
 }
 
+fn held_bytes(message: &Message) -> usize {
+    message.proto.len() + message.json.len()
+}
+
 /// A settled run as the bridge that it came from tells it.
 async fn told_by_bridge(log: &Arc<dyn Log>, info: &RunInfo) -> Result<Option<Json>, ReadError> {
     if !info.is_settled() {
@@ -343,6 +373,7 @@ pub(super) async fn settled(log: &Arc<dyn Log>, run: &RunId) -> Result<Option<(A
 pub(super) struct Observation {
     /// None: nothing follows.
     watch: Option<Watch>,
+    slot: Slot,
     waiting: VecDeque<Message>,
     items: Vec<Item>,
     /// What is only told live, for the caller of Send.
@@ -384,12 +415,13 @@ impl Updates {
 }
 
 impl Observation {
-    fn empty() -> Self {
-        Self { watch: None, waiting: VecDeque::new(), items: Vec::new(), live: None }
+    fn empty(slot: Slot) -> Self {
+        Self { watch: None, slot, waiting: VecDeque::new(), items: Vec::new(), live: None }
     }
 
     /// The next message; `None` at the clean end.
     pub async fn next(&mut self) -> Option<Result<Message, RpcError>> {
+        let mut room = FREE_BYTES;
         loop {
             if let Some(message) = self.waiting.pop_front() {
                 if let Some(watch) = &mut self.watch {
@@ -399,13 +431,17 @@ impl Observation {
                 return Some(Ok(message));
             }
             let watch = self.watch.as_mut()?;
+            if room == FREE_BYTES {
+                self.slot.free();
+            }
             self.items.clear();
             let has_live = self.live.is_some();
             let happening = tokio::select! {
                 biased;
                 update = async { self.live.as_mut()?.recv().await }, if has_live => {
                     match update {
-                        Some(message) => self.waiting.push_back(message),
+                        Some(message) if held_bytes(&message) <= FREE_BYTES || self.slot.try_hold(held_bytes(&message)) => self.waiting.push_back(message),
+                        Some(_) => metrics::live_update_dropped(),
                         // The stream of Send is over; the run's events go on.
                         None => self.live = None,
                     }
@@ -429,6 +465,14 @@ impl Observation {
                             Item::Text { .. } => {}
                             Item::Hole { .. } => watch.connection.gap_sent(),
                         }
+                    }
+                    let bytes = self.waiting.iter().map(held_bytes).sum();
+                    if bytes > room && !self.slot.try_hold(bytes) {
+                        // Nothing is held while room is waited for.
+                        self.waiting.clear();
+                        watch.reader.again();
+                        self.slot.hold(bytes).await;
+                        room = bytes;
                     }
                 }
                 Happening::Silence => self.waiting.push_back(encode::keepalive()),

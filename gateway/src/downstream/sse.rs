@@ -13,6 +13,7 @@ use axum::{
 use bytes::Bytes;
 use futures_util::stream;
 use rand::Rng as _;
+use runcast_config::FREE_BYTES;
 use runcast_translators::{
     event::{RunId, rfc3339},
     frame::{HttpChunk, Nodes},
@@ -30,6 +31,7 @@ use serde::Deserialize;
 use super::{
     Gateway, NoRun,
     handover::Handover,
+    held::Slot,
     raw::{RawSocket, Unwritten},
     watch::{Happening, Start, Watch},
 };
@@ -57,6 +59,7 @@ async fn events(
     RunPath(run): RunPath,
     Asked(query): Asked<EventsQuery>,
     handover: Option<Extension<Handover>>,
+    Extension(slot): Extension<Slot>,
     headers: HeaderMap,
 ) -> Response {
     let Some(encoding) = encoding(&headers) else {
@@ -105,7 +108,7 @@ async fn events(
         watch.reader.move_to(Position::at(info.head - 1));
     }
     let first = opening(encoding, start, begun, watch.reader.position(), gateway.settings().stream.retry_ms);
-    let stream = Stream { watch, encoding, items: Vec::new() };
+    let stream = Stream { watch, encoding, items: Vec::new(), slot };
     let first = (!first.is_empty()).then(|| HttpChunk::new(&first));
     match handover {
         Some(Extension(handover)) => {
@@ -171,6 +174,8 @@ struct Stream {
     watch: Watch,
     encoding: Nodes,
     items: Vec<Item>,
+    /// Where what a library sends is held.
+    slot: Slot,
 }
 
 static SSE: Encoding = Encoding {
@@ -216,12 +221,22 @@ impl Stream {
             self.watch.connection.sent(0, first.payload().len(), 0);
             return (first.payload(), true);
         }
+        let mut room = FREE_BYTES;
+        self.slot.free();
         loop {
-            self.items.clear();
             match self.watch.next(&mut self.items).await {
                 Happening::Items => {
-                    let pieces: Vec<Bytes> = self.encode_items().map(|chunk| chunk.payload()).collect();
+                    let pieces: Vec<Bytes> = self.encode_items().iter().map(|(chunk, _)| chunk.payload()).collect();
+                    let length = pieces.iter().map(Bytes::len).sum();
                     if pieces.is_empty() {
+                        continue;
+                    }
+                    if length > room && !self.slot.try_hold(length) {
+                        // Nothing is held while room is waited for.
+                        drop(pieces);
+                        self.watch.reader.again();
+                        self.slot.hold(length).await;
+                        room = length;
                         continue;
                     }
                     let bytes = if let [one] = &pieces[..] { one.clone() } else { pieces.concat().into() };
@@ -241,22 +256,27 @@ impl Stream {
     }
 
     /// On the socket itself.
-    async fn write_to(mut self, socket: RawSocket, first: Option<HttpChunk>) {
+    async fn write_to(mut self, mut socket: RawSocket, first: Option<HttpChunk>) {
         let first = first.map(|first| first.chunked().clone());
-        let (goodbye, rest) = match self.stream(&socket, first).await {
+        let (goodbye, rest) = match self.stream(&mut socket, first).await {
             Ok(goodbye) => (goodbye, None),
             Err(Unwritten::Gone) => (Goodbye::ClientLeft, None),
             Err(Unwritten::Stalled(rest)) => (Goodbye::SlowReader, rest),
+            Err(Unwritten::CutOff) => {
+                self.watch.end(Goodbye::SlowReader);
+                return;
+            }
         };
         self.watch.end(goodbye);
+        self.watch.reader.let_go();
         let farewell = farewell_chunk(self.encoding, goodbye).map(|chunk| chunk.chunked().clone());
         let mut pieces: VecDeque<Bytes> = rest.into_iter().chain(farewell).chain([LAST_CHUNK]).collect();
-        if goodbye != Goodbye::ClientLeft && socket.write(&mut pieces).await.is_ok() {
+        if goodbye != Goodbye::ClientLeft && socket.write(&mut pieces, || {}).await.is_ok() {
             socket.close().await;
         }
     }
 
-    async fn stream(&mut self, socket: &RawSocket, first: Option<Bytes>) -> Result<Goodbye, Unwritten> {
+    async fn stream(&mut self, socket: &mut RawSocket, first: Option<Bytes>) -> Result<Goodbye, Unwritten> {
         let sink = socket.sink();
         let encoding = match self.encoding {
             Nodes::Sse => &SSE,
@@ -265,9 +285,8 @@ impl Stream {
         let (mut pieces, mut records) = (first.into_iter().collect::<VecDeque<Bytes>>(), 0);
         loop {
             let bytes = pieces.iter().map(Bytes::len).sum();
-            let writes = socket.write(&mut pieces).await?;
+            let writes = socket.write(&mut pieces, || self.watch.reader.let_go()).await?;
             self.watch.connection.sent(records, bytes, writes);
-            self.items.clear();
             let happening = tokio::select! {
                 biased;
                 happening = self.watch.next_at_edge(&mut self.items, &sink, encoding) => happening,
@@ -275,14 +294,17 @@ impl Stream {
             };
             if let Some(rest) = self.watch.reader.take_rest() {
                 let bytes = rest.len();
-                let writes = socket.write_rest(rest).await?;
+                let writes = socket.write_rest(rest, || self.watch.reader.let_go()).await?;
                 self.watch.connection.sent(1, bytes, writes);
             }
             match happening {
-                Happening::Items => pieces.extend(self.encode_items().map(|chunk| chunk.chunked().clone())),
+                Happening::Items => {
+                    let owed = self.encode_items().into_iter().map(|(chunk, place)| (chunk.chunked().clone(), place)).collect();
+                    pieces = socket.owe(&mut self.watch.reader, owed).await;
+                }
                 Happening::Silence => pieces.push_back(keepalive(self.encoding).chunked().clone()),
                 Happening::Over(goodbye) => {
-                    socket.write(&mut pieces).await?;
+                    socket.write(&mut pieces, || {}).await?;
                     return Ok(goodbye);
                 }
             }
@@ -290,13 +312,22 @@ impl Stream {
         }
     }
 
-    fn encode_items(&self) -> impl Iterator<Item = HttpChunk> {
-        self.items.iter().filter_map(|item| {
+    /// The records of the items, each with the place of a client that has it.
+    fn encode_items(&mut self) -> Vec<(HttpChunk, Position)> {
+        let mut records: Vec<(HttpChunk, Position)> = Vec::with_capacity(self.items.len());
+        let mut place = self.watch.reader.before();
+        for item in self.items.drain(..) {
+            place = item.after(place);
             if let Item::Hole { .. } = item {
                 self.watch.connection.gap_sent();
             }
-            encode(self.encoding, self.watch.reader.run(), item)
-        })
+            match encode(self.encoding, self.watch.reader.run(), &item) {
+                Some(chunk) => records.push((chunk, place)),
+                // What is not shown goes with the record before it.
+                None => records.iter_mut().last().into_iter().for_each(|last| last.1 = place),
+            }
+        }
+        records
     }
 }
 
@@ -373,11 +404,16 @@ async fn node(State(gateway): State<Gateway>, RunPath(run): RunPath) -> Response
 
 pub(super) const UNKNOWN: (&str, &str) = ("unknown_node", "there is no such node");
 
-async fn node_outcome(State(gateway): State<Gateway>, RunPath(run): RunPath) -> Response {
+async fn node_outcome(State(gateway): State<Gateway>, RunPath(run): RunPath, Extension(slot): Extension<Slot>) -> Response {
     if let Err(error) = gateway.run(&run).await {
         return error.answer(Protocol::Rest, UNKNOWN);
     }
-    match super::rpc::settled(gateway.log(), &run).await {
+    let _place = gateway.making().await;
+    slot.hold_answer(outcome_answer(&gateway, &run).await)
+}
+
+async fn outcome_answer(gateway: &Gateway, run: &RunId) -> Response {
+    match super::rpc::settled(gateway.log(), run).await {
         Ok(Some((_, Some(event)))) => match outcome_of(&event) {
             Some(outcome) => answer::json(StatusCode::OK, outcome),
             None => refuse(Protocol::Rest, StatusCode::CONFLICT, "not_settled", "the node has no outcome yet"),

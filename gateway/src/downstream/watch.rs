@@ -158,7 +158,10 @@ impl Watch {
         if self.last.take().is_some_and(|last| last.elapsed() > self.stall) {
             return self.end(Goodbye::SlowReader);
         }
-        self.happens(items, None).await
+        let happening = self.happens(items, None).await;
+        // The client may take long for it.
+        self.reader.let_go();
+        happening
     }
 
     /// As [`Self::next`] for a client whose socket is ours: while it waits it stands at the edge (see

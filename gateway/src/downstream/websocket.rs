@@ -13,6 +13,7 @@ use axum::{
 };
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
+use runcast_config::FREE_BYTES;
 use runcast_translators::{
     event::{RunId, RunInfo, rfc3339},
     frame::websocket_text,
@@ -198,7 +199,7 @@ impl Socket {
         }
         let encoding = if deltas { &STEPS_WITH_DELTAS } else { &STEPS };
         let info = RunInfo::clone(&info);
-        Ok(Session { gateway: gateway.clone(), watch, encoding, info, place, found, items: VecDeque::new() })
+        Ok(Session { gateway: gateway.clone(), watch, encoding, info, place, found })
     }
 
     /// With `?resume=message` the client may say first where to begin.
@@ -234,13 +235,15 @@ impl Socket {
 
     /// Writes whole frames. Nothing of the library's own may stand half-written before them.
     /// Gives how many writes it took.
-    async fn write(&mut self, frames: &mut VecDeque<Bytes>) -> Result<usize, Unwritten> {
+    async fn write(&mut self, frames: &mut VecDeque<Bytes>, mut waits: impl FnMut()) -> Result<usize, Unwritten> {
+        // The library may have to wait for the peer.
+        waits();
         match timeout(self.stall, self.socket.flush()).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return Err(Unwritten::Gone),
             Err(_) => return Err(Unwritten::Stalled(None)),
         }
-        self.socket.get_ref().write(frames).await
+        self.socket.get_mut().write(frames, waits).await
     }
 
     /// Says goodbye in the protocol's own way. `rest`: what must be written before, also before what the library has to say,
@@ -248,7 +251,7 @@ impl Socket {
     async fn close(&mut self, goodbye: Goodbye, rest: Option<Bytes>) {
         let ending = goodbye.ending();
         if let Some(rest) = rest
-            && self.socket.get_ref().write_rest(rest).await.is_err()
+            && self.socket.get_mut().write_rest(rest, || {}).await.is_err()
         {
             // Nothing that is written now would be understood.
             let _ = self.socket.get_mut().shutdown().await;
@@ -258,7 +261,7 @@ impl Socket {
             let mut frame = vec![0x88, 2 + ending.close_reason.len() as u8];
             frame.extend_from_slice(&ending.close_code.to_be_bytes());
             frame.extend_from_slice(ending.close_reason.as_bytes());
-            if self.write(&mut VecDeque::from([Bytes::from(frame)])).await.is_ok() {
+            if self.write(&mut VecDeque::from([Bytes::from(frame)]), || {}).await.is_ok() {
                 // The peer's close ends it from its side; one that does not answer is not waited for long.
                 let answer = async { while let Some(Ok(_)) = self.socket.next().await {} };
                 let _ = timeout(CLOSE_WAIT, answer).await;
@@ -279,8 +282,6 @@ struct Session {
     info: RunInfo,
     place: Place,
     found: Found,
-    /// Read and not sent yet.
-    items: VecDeque<Item>,
 }
 
 impl Session {
@@ -293,13 +294,38 @@ impl Session {
             Ok(goodbye) => (goodbye, None),
             Err(Unwritten::Gone) => (Goodbye::ClientLeft, None),
             Err(Unwritten::Stalled(rest)) => (Goodbye::SlowReader, rest),
+            Err(Unwritten::CutOff) => {
+                self.watch.end(Goodbye::SlowReader);
+                return;
+            }
         };
         self.watch.end(goodbye);
+        self.watch.reader.let_go();
         socket.close(goodbye, rest).await;
     }
 
     /// The first frames: what the client needs before anything else.
     async fn open(&mut self, socket: &mut Socket) -> Result<(), Unwritten> {
+        let (gateway, start, mut room) = (self.gateway.clone(), self.watch.reader.position(), FREE_BYTES);
+        loop {
+            let place = gateway.making().await;
+            let frames = self.first_frames().await?;
+            self.watch.reader.let_go();
+            let bytes = frames.iter().map(Bytes::len).sum();
+            let raw = socket.socket.get_mut();
+            if bytes <= room || raw.try_hold(bytes) {
+                drop(place);
+                return self.send(socket, frames).await;
+            }
+            // Nothing is held while room is waited for.
+            drop((place, frames));
+            self.watch.reader.move_to(start);
+            raw.hold(bytes).await;
+            room = bytes;
+        }
+    }
+
+    async fn first_frames(&mut self) -> Result<VecDeque<Bytes>, Unwritten> {
         let mut frames = VecDeque::new();
         if self.found.is_elsewhere {
             let cursor = self.cursor();
@@ -310,7 +336,7 @@ impl Session {
         } else {
             frames.push_back(websocket_text(&encode::run_frame(&self.info, &self.cursor())));
         }
-        self.send(socket, frames).await
+        Ok(frames)
     }
 
     fn cursor(&self) -> String {
@@ -322,13 +348,12 @@ impl Session {
         let limit = self.gateway.settings().stream.frame_bytes_max;
         let context = self.watch.reader.context().clone();
         let (mut steps, mut bytes, mut seq) = (Vec::new(), 0, self.watch.reader.position().seq);
+        let mut items = Vec::new();
         'fill: while self.watch.reader.position().seq < self.info.head {
-            let mut items = Vec::new();
             if self.watch.reader.next(&mut items, limit).await.is_err() {
                 return Err(Unwritten::Gone);
             }
-            self.items.extend(items);
-            while let Some(item) = self.items.front() {
+            for item in items.drain(..) {
                 let Item::Event { frame, .. } = item else { break 'fill };
                 match encode::step(&frame.event, &context) {
                     Some(step) if steps.is_empty() || bytes + step.len() <= limit => {
@@ -339,9 +364,10 @@ impl Session {
                     _ => break 'fill,
                 }
                 seq = frame.event.seq;
-                self.items.pop_front();
             }
         }
+        // What was read and does not fit is read again.
+        self.watch.reader.move_to(Position::at(seq));
         let cursor = Cursor { incarnation: self.info.incarnation, seq }.write(self.watch.reader.run());
         Ok(websocket_text(&encode::steps_frame(Some(&self.info.run_object()), &steps, &cursor)))
     }
@@ -351,47 +377,58 @@ impl Session {
         let mut read: Vec<Item> = Vec::new();
         let sink = socket.socket.get_ref().sink();
         loop {
-            if self.items.is_empty() {
-                let before = self.watch.reader.written();
-                // At the edge others write to this socket: the library's own answers wait.
-                socket.socket.get_mut().mute(true);
-                let heard = tokio::select! {
-                    happening = self.watch.next_at_edge(&mut read, &sink, self.encoding) => Heard::Watch(happening),
-                    message = socket.socket.next() => Heard::Client(message),
-                };
-                socket.socket.get_mut().mute(false);
-                self.items.extend(read.drain(..));
-                if let Some(rest) = self.watch.reader.take_rest() {
-                    let bytes = rest.len();
-                    let writes = socket.socket.get_ref().write_rest(rest).await?;
-                    self.watch.connection.sent(1, bytes, writes);
-                }
-                is_news |= self.watch.reader.written() != before;
-                match heard {
-                    Heard::Watch(Happening::Items) => {}
-                    Heard::Watch(Happening::Silence) => {
-                        self.heartbeat(socket).await?;
-                        continue;
-                    }
-                    Heard::Watch(Happening::Over(goodbye)) => {
-                        if goodbye == Goodbye::Settled && is_news {
-                            self.last_run_frame(socket).await?;
-                        }
-                        return Ok(goodbye);
-                    }
-                    Heard::Client(message) => match heard_of(message) {
-                        // With what the library has to say to it.
-                        None => {
-                            socket.write(&mut VecDeque::new()).await?;
-                        }
-                        Some(goodbye) => return Ok(goodbye),
-                    },
-                }
+            let before = self.watch.reader.written();
+            // At the edge others write to this socket: the library's own answers wait.
+            socket.socket.get_mut().mute(true);
+            let heard = tokio::select! {
+                happening = self.watch.next_at_edge(&mut read, &sink, self.encoding) => Heard::Watch(happening),
+                message = socket.socket.next() => Heard::Client(message),
+            };
+            socket.socket.get_mut().mute(false);
+            if let Some(rest) = self.watch.reader.take_rest() {
+                let bytes = rest.len();
+                let writes = socket.socket.get_mut().write_rest(rest, || self.watch.reader.let_go()).await?;
+                self.watch.connection.sent(1, bytes, writes);
             }
-            let frames: VecDeque<Bytes> = std::mem::take(&mut self.items).iter().filter_map(|item| self.encode(item)).collect();
-            is_news |= !frames.is_empty();
-            self.send(socket, frames).await?;
+            is_news |= self.watch.reader.written() != before;
+            match heard {
+                Heard::Watch(Happening::Items) => {
+                    let owed = self.encode_items(&mut read);
+                    is_news |= !owed.is_empty();
+                    let frames = socket.socket.get_mut().owe(&mut self.watch.reader, owed).await;
+                    self.send(socket, frames).await?;
+                }
+                Heard::Watch(Happening::Silence) => self.heartbeat(socket).await?,
+                Heard::Watch(Happening::Over(goodbye)) => {
+                    if goodbye == Goodbye::Settled && is_news {
+                        self.last_run_frame(socket).await?;
+                    }
+                    return Ok(goodbye);
+                }
+                Heard::Client(message) => match heard_of(message) {
+                    // With what the library has to say to it.
+                    None => {
+                        socket.write(&mut VecDeque::new(), || self.watch.reader.let_go()).await?;
+                    }
+                    Some(goodbye) => return Ok(goodbye),
+                },
+            }
         }
+    }
+
+    /// The frames of the items, each with the place of a client that has it.
+    fn encode_items(&self, items: &mut Vec<Item>) -> Vec<(Bytes, Position)> {
+        let mut frames: Vec<(Bytes, Position)> = Vec::with_capacity(items.len());
+        let mut place = self.watch.reader.before();
+        for item in items.drain(..) {
+            place = item.after(place);
+            match self.encode(&item) {
+                Some(frame) => frames.push((frame, place)),
+                // What is not shown goes with the frame before it.
+                None => frames.iter_mut().last().into_iter().for_each(|last| last.1 = place),
+            }
+        }
+        frames
     }
 
     fn encode(&self, item: &Item) -> Option<Bytes> {
@@ -405,7 +442,7 @@ impl Session {
     async fn send(&mut self, socket: &mut Socket, mut frames: VecDeque<Bytes>) -> Result<(), Unwritten> {
         let (count, bytes) = (frames.len(), frames.iter().map(Bytes::len).sum());
         if count > 0 {
-            let writes = socket.write(&mut frames).await?;
+            let writes = socket.write(&mut frames, || self.watch.reader.let_go()).await?;
             self.watch.connection.sent(count, bytes, writes);
         }
         Ok(())
@@ -425,6 +462,7 @@ impl Session {
             self.info = RunInfo::clone(&info);
         }
         let frame = websocket_text(&encode::run_frame(&self.info, &self.cursor()));
+        socket.socket.get_mut().hold(frame.len()).await;
         self.send(socket, VecDeque::from([frame])).await
     }
 }

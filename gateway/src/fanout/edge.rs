@@ -2,7 +2,8 @@
 //!
 //! A client that is waiting hands its place and its socket to a shard of its hub; the shard's one task writes each new batch
 //! to all of its clients, encoded and laid out once. The socket of a client never blocks it: one that takes less than the
-//! whole is given back at once and goes on by its own task, from exactly where it is.
+//! whole is given back at once and goes on by its own task, from exactly where it is. So is one for whom a large record
+//! comes: that is written by its own task, which may have to wait for room to hold it.
 
 use std::{
     io,
@@ -14,6 +15,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use runcast_config::FREE_BYTES;
 use runcast_translators::{event::RunId, position::Position};
 use tokio::sync::Notify;
 
@@ -41,6 +43,8 @@ pub struct Encoding {
 
 /// A task that writes to all the clients it may have gives others their turn so many times on its way.
 const TURNS: usize = 8;
+/// What is made for a pass may take so many writes' bytes; then it is made again for those who are still to come.
+const WRITES_HELD: usize = 4;
 
 /// The edge of one hub.
 #[derive(Default)]
@@ -222,7 +226,7 @@ impl Pump {
     /// Writes to all members from `first` on; gives whether there is more for them.
     async fn pass(&mut self, first: usize) -> bool {
         let now = Instant::now();
-        let (mut at, mut turn) = (first, 0);
+        let (mut at, mut turn, mut more) = (first, 0, false);
         while let Some(member) = self.members.get(at).cloned() {
             if self.write(&member, now) {
                 at += 1;
@@ -230,11 +234,24 @@ impl Pump {
                 self.members.swap_remove(at);
             }
             turn += 1;
-            if turn % self.turn_clients == 0 {
-                self.measure();
+            let is_turn = turn % self.turn_clients == 0;
+            // Nothing is held while others have their turn: there may be many shards.
+            if is_turn || self.held() > WRITES_HELD * self.hub.write_bytes_max {
+                more |= self.account();
+            }
+            if is_turn {
                 tokio::task::yield_now().await;
             }
         }
+        self.account() || more
+    }
+
+    fn held(&self) -> usize {
+        self.batches.iter().map(|batch| batch.bytes.len()).sum()
+    }
+
+    /// Forgets what was made, and counts what was sent of it; gives whether there is more for those who have it.
+    fn account(&mut self) -> bool {
         self.measure();
         let mut more = false;
         for batch in self.batches.drain(..) {
@@ -304,7 +321,7 @@ impl Pump {
 impl Batch {
     fn new(hub: &Hub, from: Position, encoding: &'static Encoding) -> Self {
         let (mut items, mut end) = (Vec::new(), from);
-        let (taken, more, committed_at) = {
+        let (mut taken, mut more, mut committed_at) = {
             let ring = hub.ring();
             let taken = take_ring(&ring, &mut end, encoding.text, hub.write_bytes_max, &mut items);
             let is_newest = from.seq < end.seq && end.seq == ring.head();
@@ -312,8 +329,17 @@ impl Batch {
         };
         let (mut parts, mut ends, mut length, mut position) = (Vec::new(), Vec::<(usize, Position)>::new(), 0, from);
         for item in &items {
+            let before = position;
             position = item.after(position);
             match (encoding.encode)(&hub.run, item) {
+                Some(bytes) if bytes.len() > FREE_BYTES => {
+                    // What comes before it is written here.
+                    (end, more, committed_at) = (before, true, None);
+                    if before == from {
+                        taken = Taken::Behind;
+                    }
+                    break;
+                }
                 Some(bytes) => {
                     length += bytes.len();
                     ends.push((length, position));
@@ -328,7 +354,7 @@ impl Batch {
             }
         }
         let bytes = if let [one] = &parts[..] { one.clone() } else { parts.concat().into() };
-        let more = more && matches!(taken, Taken::Some);
+        let more = more && taken == Taken::Some;
         Self {
             from,
             encoding,
@@ -359,7 +385,8 @@ impl Batch {
         let begun_at = whole.checked_sub(1).map_or(0, |last| self.ends[last].0);
         if begun_at < written {
             let (end, position) = self.ends[whole];
-            place.rest = self.bytes.slice(written..end);
+            // Copied: a slice would keep the whole batch for as long as the client is stuck in it.
+            place.rest = Bytes::copy_from_slice(&self.bytes[written..end]);
             place.position = position;
         } else if let Some((_, position)) = whole.checked_sub(1).map(|last| self.ends[last]) {
             place.position = position;

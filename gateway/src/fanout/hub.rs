@@ -14,7 +14,14 @@ use runcast_translators::{
 };
 use tokio::sync::{OnceCell, broadcast::error::RecvError};
 
-use super::{bell::Bell, edge::Edge, pages::Pages, reader::Reader, ring::Ring};
+use super::{
+    bell::Bell,
+    edge::Edge,
+    memory::{Charge, Memory},
+    pages::Pages,
+    reader::Reader,
+    ring::Ring,
+};
 use crate::{
     log::{LiveItem, Log, OpenText, ReadError, ReadLimit, Tail, TailItem},
     ops::metrics,
@@ -33,6 +40,7 @@ struct Shared {
     record_bytes_max: usize,
     message_bytes_max: usize,
     write_bytes_max: usize,
+    memory: Arc<Memory>,
     hubs: Mutex<HashMap<RunId, Arc<OnceCell<Arc<Hub>>>>>,
 }
 
@@ -44,6 +52,7 @@ pub struct Hub {
     pub(super) log: Arc<dyn Log>,
     ring: Mutex<Ring>,
     pub(super) pages: Pages,
+    pub(super) memory: Arc<Memory>,
     pub(super) edge: Edge,
     /// About how many bytes go into one write.
     pub(super) write_bytes_max: usize,
@@ -54,8 +63,10 @@ pub struct Hub {
 
 impl Hubs {
     pub fn new(log: Arc<dyn Log>, settings: FanoutSettings, stream: &StreamSettings) -> Self {
+        let memory = Arc::new(Memory::new(&settings));
         Self(Arc::new(Shared {
             log,
+            memory,
             settings,
             record_bytes_max: stream.record_bytes_max,
             message_bytes_max: stream.message_bytes_max,
@@ -111,15 +122,16 @@ impl Hubs {
         // Follow first, then read: what is committed in between comes twice and is recognised, never missed.
         let tail = self.0.log.tail(run).await.map_err(StartError::Read)?;
         let context = self.context(run).await.map_err(StartError::Read)?.ok_or(StartError::Unknown)?;
-        let settings = &self.0.settings;
+        let (settings, memory) = (&self.0.settings, &self.0.memory);
         let from = tail.head.saturating_sub(settings.ring_events_max as u64);
         let hub = Arc::new(Hub {
             run: run.clone(),
             context,
             settings: settings.clone(),
             log: self.0.log.clone(),
-            ring: Mutex::new(Ring::new(from, settings.ring_events_max, settings.ring_bytes_max)),
-            pages: Pages::new(settings.pages_max),
+            ring: Mutex::new(Ring::new(from, settings.ring_events_max, settings.ring_bytes_max, Charge::new(memory))),
+            pages: Pages::new(settings.pages_max, memory.clone()),
+            memory: memory.clone(),
             edge: Edge::default(),
             write_bytes_max: self.0.write_bytes_max,
             bell: Arc::new(Bell::new()),
@@ -127,10 +139,12 @@ impl Hubs {
         hub.catch_up(tail.head).await.map_err(StartError::Read)?;
         hub.take_open(&tail.open);
         metrics::hub_opened();
+        memory.hub_opened();
         let (hubs, own) = (self.clone(), hub.clone());
         tokio::spawn(async move {
             own.follow(&hubs, tail).await;
             metrics::ring_changed(-(own.ring().len() as i64));
+            own.memory.hub_closed();
             metrics::hub_closed();
         });
         Ok(hub)
@@ -195,12 +209,14 @@ impl Hub {
                         return;
                     }
                     unwatched = idle;
+                    self.share_memory();
                 }
                 item = tail.items.recv(), if !over => match item {
-                    Ok(TailItem::Committed { events, at }) => if self.commit(&events, at).await.is_err() {
+                    Ok(TailItem::Committed { events, at, .. }) => if self.commit(&events, at).await.is_err() {
                         tail = self.follow_again().await;
                     },
-                    Ok(TailItem::Live(item)) => self.live(&item),
+                    Ok(TailItem::Live { item, .. }) => self.live(&item),
+                    Ok(TailItem::Behind) => tail = self.follow_again().await,
                     Err(RecvError::Lagged(missed)) => {
                         tracing::debug!(missed, "a hub fell behind its tail and reads the log");
                         tail = self.follow_again().await;
@@ -210,6 +226,17 @@ impl Hub {
                 },
             }
         }
+    }
+
+    /// Gives up what is more than a fair share, when memory for watched runs becomes scarce.
+    fn share_memory(&self) {
+        metrics::fanout_memory(self.memory.held());
+        let Some(share) = self.memory.share() else { return };
+        self.pages.clear();
+        let mut ring = self.ring();
+        let before = ring.len();
+        ring.shrink(share);
+        metrics::ring_changed(ring.len() as i64 - before as i64);
     }
 
     /// Follows anew and reads what was missed, however often it takes.
@@ -240,6 +267,7 @@ impl Hub {
             if from >= head {
                 return Ok(());
             }
+            let _place = self.memory.reads.acquire().await;
             let events = self.log.read(&self.run, from, self.page()).await?;
             let Some(first) = events.first() else { return Ok(()) };
             if first.seq > from + 1 {

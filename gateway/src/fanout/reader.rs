@@ -1,6 +1,6 @@
 //! A client's side of a hub: a position that moves through the ring, and through the log while it is behind the ring.
 
-use std::{collections::VecDeque, sync::Arc, time::Instant};
+use std::{ops::Range, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use runcast_translators::{
@@ -8,11 +8,13 @@ use runcast_translators::{
     frame::{Context, Frame},
     position::Position,
 };
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     Hub, Text,
     bell::Listener,
     edge::{Encoding, Sink, Standing},
+    pages::Page,
     ring::Ring,
 };
 use crate::log::ReadError;
@@ -48,15 +50,26 @@ pub struct Reader {
     pub(super) place: Place,
     wants_text: bool,
     /// Events that were read from the log and not given yet.
-    page: VecDeque<Arc<Frame>>,
+    page: Option<Open>,
+    /// The place before what was given last.
+    before: Position,
     listener: Listener,
+}
+
+/// A page that a reader stands in.
+struct Open {
+    page: Arc<Page>,
+    /// Its frames that are wanted and were not given yet.
+    rest: Range<usize>,
+    /// Whoever has a page has one of the places for that.
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 /// How far a client is, in what it was sent.
 #[derive(Debug, Default)]
 pub(super) struct Place {
     pub position: Position,
-    /// The end of the last record before `position`, when its socket took only a part of it.
+    /// The end of the last record before `position`, when its socket took only a part of it. It is never large.
     pub rest: Bytes,
     /// When the edge wrote to it last.
     pub written: Option<Instant>,
@@ -65,7 +78,7 @@ pub(super) struct Place {
 impl Reader {
     pub(super) fn new(hub: Arc<Hub>, listener: Listener, position: Position, wants_text: bool) -> Self {
         let place = Place { position, ..Place::default() };
-        Self { hub, place, wants_text, page: VecDeque::new(), listener }
+        Self { hub, place, wants_text, page: None, before: position, listener }
     }
 
     pub fn run(&self) -> &RunId {
@@ -92,13 +105,29 @@ impl Reader {
     /// Goes on from somewhere else.
     pub fn move_to(&mut self, position: Position) {
         self.place.position = position;
-        self.page.clear();
+        self.let_go();
+    }
+
+    /// The place before what was given last.
+    pub fn before(&self) -> Position {
+        self.before
+    }
+
+    /// Goes back to before what was given last.
+    pub fn again(&mut self) {
+        self.move_to(self.before);
+    }
+
+    /// Gives up what was read and not given yet: whoever has to wait for its client holds nothing of the log meanwhile.
+    pub fn let_go(&mut self) {
+        self.page = None;
     }
 
     /// Waits until there is something and gives up to about `bytes_max` of it; false when the run is settled and the
     /// client has all of it. Nothing is lost when the wait is given up.
     pub async fn next(&mut self, out: &mut Vec<Item>, bytes_max: usize) -> Result<bool, ReadError> {
         while !self.take_page(out, bytes_max) {
+            self.let_go();
             let (hub, position, wants_text) = (&self.hub, &mut self.place.position, self.wants_text);
             let look = || {
                 let taken = take_ring(&hub.ring(), position, wants_text, bytes_max, out);
@@ -128,6 +157,7 @@ impl Reader {
     ) -> Result<bool, ReadError> {
         // What is left of a record goes first, also when a wait was given up without having asked for it.
         while self.place.rest.is_empty() && !self.take_page(out, bytes_max) {
+            self.let_go();
             let taken = take_ring(&self.hub.ring(), &mut self.place.position, self.wants_text, bytes_max, out);
             match taken {
                 Taken::Some => break,
@@ -161,11 +191,13 @@ impl Reader {
     }
 
     fn take_page(&mut self, out: &mut Vec<Item>, bytes_max: usize) -> bool {
+        self.before = self.place.position;
+        let Some(open) = &mut self.page else { return false };
         let mut bytes = 0;
         while out.len() < BATCH_EVENTS_MAX && bytes < bytes_max {
-            let Some(frame) = self.page.pop_front() else { break };
+            let Some(frame) = open.rest.next().and_then(|at| open.page.frames.get(at)) else { break };
             bytes += frame.weight();
-            out.push(give(frame, &mut self.place.position, self.wants_text));
+            out.push(give(frame.clone(), &mut self.place.position, self.wants_text));
         }
         !out.is_empty()
     }
@@ -173,16 +205,20 @@ impl Reader {
     async fn read_log(&mut self, out: &mut Vec<Item>) -> Result<(), ReadError> {
         let hub = self.hub.clone();
         let after = self.place.position.seq;
+        // Those who hold a place never wait for a client, so everybody's turn comes.
+        let _place = hub.memory.reads.clone().acquire_owned().await.ok();
         let read = || async {
             let events = hub.log.read(&hub.run, after, hub.page()).await?;
-            Ok(events.into_iter().map(|event| hub.frame(event)).collect())
+            Ok(Arc::new(Page::new(events.into_iter().map(|event| hub.frame(event)).collect(), &hub.memory)))
         };
         let page = hub.pages.get(after, read).await?;
-        let first = match page.first() {
-            Some(first) if first.event.seq == after + 1 => {
+        let first = match page.frames.first() {
+            Some(first) if first.event.seq <= after + 1 => {
+                let first = first.event.seq;
                 // Only what the hub has too: a reader never runs ahead of it.
-                let head = hub.ring().head();
-                self.page.extend(page.iter().filter(|frame| frame.event.seq <= head).cloned());
+                let end = (hub.ring().head() + 1).saturating_sub(first) as usize;
+                let rest = (after + 1 - first) as usize..end.min(page.frames.len());
+                self.page = Some(Open { page, rest, _place });
                 return Ok(());
             }
             Some(first) => first.event.seq,

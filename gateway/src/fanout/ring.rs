@@ -7,6 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use runcast_config::TEXT_COPIES;
 use runcast_translators::{
     event::{RunId, Seq},
     frame::{Frame, HttpChunk, Nodes, websocket_text},
@@ -15,11 +16,15 @@ use runcast_translators::{
     steps,
 };
 
+use super::memory::{Charge, cost};
+
 /// The newest events of a run, without holes, and its open text.
 #[derive(Debug)]
 pub(super) struct Ring {
     frames: VecDeque<Arc<Frame>>,
     bytes: usize,
+    /// Frames and open text.
+    charge: Charge,
     events_max: usize,
     bytes_max: usize,
     /// The seq before the oldest frame.
@@ -37,6 +42,8 @@ struct OpenText {
     base: Seq,
     chars: u32,
     chunks: Vec<Arc<Chunk>>,
+    /// What it is charged with.
+    cost: usize,
 }
 
 /// A piece of open text as it was told, and its bytes in the encodings that were asked for.
@@ -63,15 +70,18 @@ pub enum Text {
     Own { start: u32, text: String },
 }
 
+/// What a chunk takes beside its text: itself, and the frames around it in each encoding.
+const CHUNK_BYTES: usize = 1024;
 /// More chunks than this are sent to one client as one piece.
 const CHUNKS_MAX: usize = 4;
 
 impl Ring {
     /// An empty ring of a run whose newest event is `head`.
-    pub fn new(head: Seq, events_max: usize, bytes_max: usize) -> Self {
+    pub fn new(head: Seq, events_max: usize, bytes_max: usize, charge: Charge) -> Self {
         Self {
             frames: VecDeque::new(),
             bytes: 0,
+            charge,
             events_max,
             bytes_max,
             floor: head,
@@ -106,32 +116,55 @@ impl Ring {
         assert_eq!(frame.event.seq, self.head() + 1, "a ring has no holes");
         let body = &frame.event.fact.body;
         if body.closes_text() {
-            self.open = OpenText { base: frame.event.seq, ..OpenText::default() };
+            self.close_text(frame.event.seq);
         }
         self.committed_at = None;
         self.settled |= matches!(body, runcast_translators::event::Body::Settled(_));
         self.bytes += frame.weight();
+        self.charge.add(cost(&frame));
         self.frames.push_back(frame);
         // The newest event stays, however large.
         while self.frames.len() > 1 && (self.frames.len() > self.events_max || self.bytes > self.bytes_max) {
-            if let Some(oldest) = self.frames.pop_front() {
-                self.bytes -= oldest.weight();
-                self.floor += 1;
-            }
+            self.drop_oldest();
         }
+        // Unless all runs together hold too much: then it is read from the log.
+        while !self.frames.is_empty() && self.charge.memory().is_over() {
+            self.drop_oldest();
+        }
+    }
+
+    /// Gives up the oldest events until no more than `cost_max` is held.
+    pub fn shrink(&mut self, cost_max: usize) {
+        while !self.frames.is_empty() && self.charge.bytes() > cost_max {
+            self.drop_oldest();
+        }
+    }
+
+    fn drop_oldest(&mut self) {
+        if let Some(oldest) = self.frames.pop_front() {
+            self.bytes -= oldest.weight();
+            self.charge.take_off(cost(&oldest));
+            self.floor += 1;
+        }
+    }
+
+    fn close_text(&mut self, base: Seq) {
+        let old = std::mem::replace(&mut self.open, OpenText { base, ..OpenText::default() });
+        self.charge.take_off(old.cost);
     }
 
     /// Begins anew behind `head`, when what comes between is not kept any more. Which event among those was the last to
     /// close a text is not known, so no text that follows one of them is shown.
     pub fn restart(&mut self, head: Seq) {
         let open = OpenText { base: head, ..OpenText::default() };
-        *self = Self { open, ..Self::new(head, self.events_max, self.bytes_max) };
+        let charge = Charge::new(self.charge.memory());
+        *self = Self { open, ..Self::new(head, self.events_max, self.bytes_max, charge) };
     }
 
     /// The open text stands behind the closing event `base` or a later one: text of an older message comes too late.
     pub fn open_behind(&mut self, base: Seq) {
         if base > self.open.base {
-            self.open = OpenText { base, ..OpenText::default() };
+            self.close_text(base);
         }
     }
 
@@ -150,6 +183,14 @@ impl Ring {
         if fresh.is_empty() {
             return false;
         }
+        let cost = CHUNK_BYTES + fresh.len() * TEXT_COPIES;
+        self.charge.add(cost);
+        if self.charge.memory().is_over() {
+            // No room: what follows stands behind a hole, and the commit brings it.
+            self.charge.take_off(cost);
+            return false;
+        }
+        self.open.cost += cost;
         let end = self.open.chars + fresh.chars().count() as u32;
         self.open.chunks.push(Arc::new(Chunk {
             run: run.clone(),
@@ -235,12 +276,30 @@ impl Text {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use runcast_config::Fanout;
+
+    use super::{super::memory::Memory, *};
+
+    fn ring(settings: &Fanout) -> Ring {
+        Ring::new(10, settings.ring_events_max, settings.ring_bytes_max, Charge::new(&Arc::new(Memory::new(settings))))
+    }
+
+    #[test]
+    fn text_that_finds_no_room_is_left_to_the_commit() {
+        let run = RunId::new("run").expect("an id");
+        let mut ring = ring(&Fanout { memory_bytes_max: 10_000, ..Fanout::default() });
+        assert!(ring.push_text(&run, 10, 0, "open"));
+        assert!(!ring.push_text(&run, 10, 4, &"x".repeat(2000)));
+        assert!(!ring.push_text(&run, 10, 2004, "behind the hole"));
+        assert_eq!(ring.open_chars(), 4);
+        ring.restart(20);
+        assert_eq!(ring.charge.memory().held(), 0);
+    }
 
     #[test]
     fn text_of_another_message_than_the_open_one_is_not_shown() {
         let run = RunId::new("run").expect("an id");
-        let mut ring = Ring::new(10, 1, 1);
+        let mut ring = ring(&runcast_config::Fanout::default());
         ring.open_behind(7);
         assert!(!ring.push_text(&run, 3, 0, "of an older message"));
         assert!(ring.push_text(&run, 7, 0, "open"));

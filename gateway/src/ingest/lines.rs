@@ -2,6 +2,7 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 use memchr::memchr;
+use runcast_config::FREE_BYTES;
 
 /// One line without its LF.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +16,13 @@ pub enum Line {
 }
 
 impl Line {
+    /// How many bytes are held.
+    pub(super) fn held(&self) -> usize {
+        match self {
+            Self::Whole(line) | Self::TooLong { head: line, .. } => line.len(),
+        }
+    }
+
     /// How many bytes came in.
     pub fn bytes(&self) -> usize {
         match self {
@@ -61,6 +69,10 @@ impl Lines {
         while let Some(at) = memchr(b'\n', &self.held[self.searched..]) {
             let line = self.held.split_to(self.searched + at);
             self.held.advance(1);
+            if line.len() > FREE_BYTES {
+                // The rest does not keep the memory of a long line.
+                self.held = BytesMut::from(&self.held[..]);
+            }
             self.searched = 0;
             out.push(self.complete(line.freeze()));
         }
@@ -70,9 +82,14 @@ impl Lines {
             // Keep the head once, throw the rest away as it comes.
             let keep = HEAD_BYTES.min(self.bytes_max);
             self.skipped += (self.held.len() - keep) as u64;
-            self.held.truncate(keep);
+            self.held = BytesMut::from(&self.held[..keep]);
             self.searched = keep;
         }
+    }
+
+    /// How many bytes of a line have come so far.
+    pub fn coming(&self) -> usize {
+        self.held.len()
     }
 
     /// The input is over: what is left is a line too.

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use runcast_config::Ingest as IngestSettings;
+use runcast_config::{Ingest as IngestSettings, REBUILD_BYTES};
 use runcast_translators::{
     event::{Decoded, Event, Fact, NewRun, RunId, SourceCursor},
     steps::{Decoder, Place},
@@ -12,14 +12,14 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{Command, Hold, Line, LineBatch, Progress, Refused, writer::Writer};
+use super::{Command, Hold, Ingest, Line, LineBatch, Progress, Refused, writer::Writer};
 use crate::{
     log::{Log, ReadLimit},
     ops::metrics,
 };
 
 /// One read of the log when the state is rebuilt.
-pub(super) const REBUILD: ReadLimit = ReadLimit { events_max: 1024, bytes_max: 8 << 20 };
+pub(super) const REBUILD: ReadLimit = ReadLimit { events_max: 1024, bytes_max: REBUILD_BYTES };
 /// Facts that are appended at once at most.
 pub(super) const APPEND_MAX: usize = 512;
 /// Between two tries while the log cannot write.
@@ -30,6 +30,7 @@ const OPEN_TEXT_ROUNDS: u32 = 12;
 
 pub(super) struct Owner {
     run: RunId,
+    ingest: Ingest,
     log: Arc<dyn Log>,
     settings: IngestSettings,
     /// None until the first command: then it is rebuilt from the log.
@@ -65,8 +66,9 @@ struct Read {
 }
 
 impl Owner {
-    pub fn new(run: RunId, log: Arc<dyn Log>, settings: IngestSettings) -> Self {
-        Self { run, log, settings, state: None, hold: Hold::default() }
+    pub fn new(ingest: Ingest, run: RunId) -> Self {
+        let (log, settings) = (ingest.0.log.clone(), ingest.0.settings.clone());
+        Self { run, ingest, log, settings, state: None, hold: Hold::default() }
     }
 
     pub async fn run(mut self, mut queue: mpsc::Receiver<Command>) {
@@ -75,7 +77,7 @@ impl Owner {
         queue.close();
         let settled = self.state.as_ref().is_some_and(|state| state.writer.is_settled());
         while let Ok(command) = queue.try_recv() {
-            if let Command::Lines { hold, batch } = command {
+            if let Command::Lines { hold, batch, .. } = command {
                 if settled {
                     metrics::late_records(batch.lines.len() as u64);
                 }
@@ -131,7 +133,8 @@ impl Owner {
             Command::Attach { session, hold, reply } => {
                 let _ = reply.send(self.attach(&session, hold).await);
             }
-            Command::Lines { hold, batch } => {
+            // The room is given back when the lines are logged.
+            Command::Lines { hold, batch, room: _room } => {
                 if !Arc::ptr_eq(&hold, &self.hold) {
                     // One that was superseded here knows it. The owner that this one was attached to is gone, and perhaps
                     // some of its lines.
@@ -195,7 +198,7 @@ impl Owner {
             let origin = NewRun { agent: self.settings.agent.clone(), customer: None, session: Some(session.clone()) };
             let mut read = Read::default();
             let fold = |event: &Event| read.fold(event);
-            let writer = Writer::read(self.log.clone(), &self.run, info.as_deref(), origin, fold).await.map_err(fault)?;
+            let writer = Writer::read(&self.ingest, &self.run, info.as_deref(), origin, fold).await.map_err(fault)?;
             read.cursor = read.next_line();
             self.state = Some(State { session, writer, read, pending: Vec::new() });
         }
@@ -237,10 +240,14 @@ impl Owner {
         }
         metrics::records_repeated(repeated);
         self.flush(batch.received).await?;
-        if let Some(state) = &mut self.state {
-            state.writer.tell_text();
+        let Some(state) = &mut self.state else { return Ok(()) };
+        state.writer.tell_text();
+        let held = state.writer.hold_text(state.read.decoder.text_bytes());
+        if held.is_err() {
+            // Its sender sends again from where that text begins.
+            self.state = None;
         }
-        Ok(())
+        held
     }
 
     async fn push(&mut self, item: Decoded, received: std::time::Instant) -> Result<(), Refused> {

@@ -21,6 +21,15 @@ pub struct Row {
     pub data: RowData,
 }
 
+impl Row {
+    /// How many bytes are held.
+    pub fn bytes(&self) -> usize {
+        match &self.data {
+            RowData::Whole(data) | RowData::TooLong { head: data, .. } => data.len(),
+        }
+    }
+}
+
 /// What stands in a row.
 #[derive(Clone, Debug)]
 pub enum RowData {
@@ -137,6 +146,7 @@ impl Rows {
         }
         metrics::records_ingested(count, bytes);
         self.append(facts, received, customer).await?;
+        self.writer.hold_text(self.decoder.text_bytes())?;
         Ok(taken)
     }
 

@@ -13,13 +13,18 @@ use super::{
     owner::{APPEND_MAX, REBUILD, RETRY_MAX, RETRY_MIN},
 };
 use crate::{
+    budget::Held,
     log::{Append, AppendError, LiveItem, Log, ReadError},
     ops::metrics,
 };
 
+/// So much text is counted as part of its owner.
+const TEXT_FREE_BYTES: usize = 2 << 10;
+
 /// The one writer of a run in this process; another one elsewhere is noticed by the log.
 pub struct Writer {
     run: RunId,
+    ingest: Ingest,
     log: Arc<dyn Log>,
     /// What the run is when it is made.
     origin: NewRun,
@@ -32,6 +37,8 @@ pub struct Writer {
     told: u32,
     /// Text that waits to be told, so that many small deltas become one.
     text: String,
+    /// For the text that its owner's decoder holds.
+    text_room: Option<Held>,
 }
 
 impl Writer {
@@ -40,8 +47,7 @@ impl Writer {
     /// # Errors
     /// `InUse` when the run is another's, `Settled` when it is over, `Log` when the log cannot be read.
     pub async fn open(ingest: &Ingest, run: &RunId, origin: NewRun, fold: impl FnMut(&Event)) -> Result<Self, Refused> {
-        let log = ingest.0.log.clone();
-        let info = log.info(run).await.map_err(|error| Refused::Log(error.0))?;
+        let info = ingest.0.log.info(run).await.map_err(|error| Refused::Log(error.0))?;
         if let Some(info) = &info {
             if info.origin.session != origin.session {
                 return Err(Refused::InUse);
@@ -50,22 +56,35 @@ impl Writer {
                 return Err(Refused::Settled);
             }
         }
-        Self::read(log, run, info.as_deref(), origin, fold).await.map_err(|error| Refused::Log(error.0))
+        Self::read(ingest, run, info.as_deref(), origin, fold).await.map_err(|error| Refused::Log(error.0))
     }
 
     /// The same for any run, whoever's it is and whether it is over or not.
     pub(super) async fn read(
-        log: Arc<dyn Log>,
+        ingest: &Ingest,
         run: &RunId,
         info: Option<&RunInfo>,
         origin: NewRun,
         mut fold: impl FnMut(&Event),
     ) -> Result<Self, ReadError> {
-        let (run, text) = (run.clone(), String::new());
-        let mut writer = Self { run, log, origin, info: info.cloned(), head: 0, is_settled: false, base: 0, told: 0, text };
+        let (log, ingest) = (ingest.0.log.clone(), ingest.clone());
+        let mut writer = Self {
+            run: run.clone(),
+            ingest: ingest.clone(),
+            log,
+            origin,
+            info: info.cloned(),
+            head: 0,
+            is_settled: false,
+            base: 0,
+            told: 0,
+            text: String::new(),
+            text_room: None,
+        };
         let Some(info) = info else { return Ok(writer) };
         writer.is_settled = info.is_settled();
         (writer.head, writer.base) = (info.first - 1, info.first - 1);
+        let _place = ingest.0.memory.rebuilds.acquire().await;
         loop {
             let page = writer.log.read(&writer.run, writer.head, REBUILD).await?;
             if page.is_empty() {
@@ -147,6 +166,34 @@ impl Writer {
     pub fn reread(&mut self) {
         self.text.clear();
         self.told = 0;
+    }
+
+    /// Room for the text that the owner's decoder holds: `bytes` now. Without it the owner must give that text up, and the
+    /// upstream must give it again.
+    ///
+    /// # Errors
+    /// `NoRoom` when all runs together hold too much.
+    pub fn hold_text(&mut self, bytes: usize) -> Result<(), Refused> {
+        if bytes <= TEXT_FREE_BYTES {
+            self.text_room = None;
+            return Ok(());
+        }
+        let budget = &self.ingest.0.memory.open_text;
+        let missing = bytes.saturating_sub(self.text_room.as_ref().map_or(0, Held::bytes));
+        match &mut self.text_room {
+            Some(held) if missing == 0 => held.shrink(bytes),
+            held => {
+                let Some(more) = budget.try_take(missing, None) else {
+                    metrics::open_text_full();
+                    return Err(Refused::NoRoom);
+                };
+                match held {
+                    Some(held) => held.merge(more),
+                    None => *held = Some(more),
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Only after everything that comes before it is kept. Text waits for [`Self::tell_text`].

@@ -40,7 +40,9 @@ use self::{
     store::{Fault, Store},
     writer::{Command, Writer, uptime},
 };
-use super::{Append, AppendError, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail, tails::Tails};
+use super::{
+    Append, AppendError, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail, TailLimits, tails::Tails,
+};
 use crate::ops::metrics;
 
 /// Why the log cannot be opened; the text says what to do.
@@ -77,12 +79,12 @@ pub struct Embedded {
 
 impl Embedded {
     /// Opens the log in its folder, making both if they are not there, and starts its writer. Called within a runtime.
-    pub fn open(settings: &LogSettings, tail_max: usize) -> Result<Self, OpenError> {
+    pub fn open(settings: &LogSettings, tails: TailLimits) -> Result<Self, OpenError> {
         let folder = Folder::prepare(&settings.path, settings.cache_bytes_max)?;
-        Self::open_on(Box::new(folder), settings, tail_max)
+        Self::open_on(Box::new(folder), settings, tails)
     }
 
-    fn open_on(disk: Box<dyn Disk>, settings: &LogSettings, tail_max: usize) -> Result<Self, OpenError> {
+    fn open_on(disk: Box<dyn Disk>, settings: &LogSettings, tails: TailLimits) -> Result<Self, OpenError> {
         let opened = Instant::now();
         let (store, found) = Store::open(disk)?;
         let (store, index) = (Arc::new(store), Index::new(found, crate::now(), 0));
@@ -92,7 +94,7 @@ impl Embedded {
         metrics::log_damaged_runs(index.damaged_count());
         metrics::log_writable(true);
         let index = Arc::new(Mutex::new(index));
-        let tails = Arc::new(Tails::new(tail_max));
+        let tails = Arc::new(Tails::new(tails));
         let health = Arc::new(Mutex::new(Ok(())));
         let waiting = Arc::new(AtomicU64::new(0));
         let (commands, queue) = mpsc::channel(settings.queue_max);

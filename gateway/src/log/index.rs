@@ -13,6 +13,9 @@ use super::{LogStats, RunFilter, RunPage};
 /// Milliseconds since this process opened the log, by a clock that does not jump; negative for what was before.
 pub(super) type Uptime = i64;
 
+/// An entry with its names, in three tables.
+const RUN_BYTES: u64 = 2048;
+
 /// A run as the index holds it.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
@@ -32,6 +35,8 @@ pub(super) struct RunIndex {
     /// Settled runs, the first to be removed first.
     by_end: BTreeMap<(Uptime, u64), RunId>,
     bytes: u64,
+    /// About how much memory the runs take here, tombstones aside.
+    memory: u64,
     open: u64,
 }
 
@@ -58,9 +63,11 @@ impl RunIndex {
                 settled = settled.map(|_| before);
             }
             self.bytes -= old.info.bytes;
+            self.memory -= memory(&old.info);
             self.open -= u64::from(is_open(&old.info));
         }
         self.bytes += info.bytes;
+        self.memory += memory(&info);
         self.open += u64::from(is_open(&info));
         if !info.tombstone {
             self.by_age.insert((info.created_at, number), info.run.clone());
@@ -102,17 +109,18 @@ impl RunIndex {
     /// Settled runs beyond the limits, the first that was settled first.
     pub fn over(&self, limits: &Retention, now: Uptime) -> Vec<Entry> {
         let stats = self.stats();
-        let (mut runs, mut bytes) = (stats.runs, stats.bytes);
+        let (mut runs, mut bytes, mut in_memory) = (stats.runs, stats.bytes, self.memory);
         let age_max = i64::try_from(limits.age_max_s).unwrap_or(i64::MAX).saturating_mul(1000);
         let mut out = Vec::new();
         for entry in self.by_end.values().filter_map(|run| self.runs.get(run)) {
             let is_too_old = entry.settled.is_some_and(|settled| now.saturating_sub(settled) > age_max);
-            if !(is_too_old || runs > limits.runs_max || bytes > limits.bytes_max) {
+            if !(is_too_old || runs > limits.runs_max || bytes > limits.bytes_max || in_memory > limits.index_bytes_max) {
                 // All that follow were settled later.
                 break;
             }
             runs -= 1;
             bytes -= entry.info.bytes;
+            in_memory -= memory(&entry.info);
             out.push(entry.clone());
         }
         out
@@ -134,6 +142,16 @@ pub(super) fn tombstone(info: &RunInfo) -> RunInfo {
         ended_at: info.ended_at,
         ..RunInfo::new(info.run.clone(), Default::default(), info.created_at)
     }
+}
+
+/// About how much memory a run takes in the index.
+fn memory(info: &RunInfo) -> u64 {
+    if info.tombstone {
+        return 0;
+    }
+    let texts = [&info.error, &info.summary, &info.model].into_iter().flatten().map(String::len);
+    let values = [&info.usage, &info.cost_usd, &info.row].into_iter().flatten().map(|value| value.bytes().len());
+    RUN_BYTES + texts.chain(values).sum::<usize>() as u64
 }
 
 fn is_open(info: &RunInfo) -> bool {

@@ -38,7 +38,8 @@ use tokio::{
 
 use self::{bus::Bus, follow::Follow, message::Head, names::Names, read::Places, runs::Dirty, setup::Buckets, steps::Steps};
 use super::{
-    Append, AppendError, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail, index::RunIndex, tails::Tails,
+    Append, AppendError, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail, TailLimits, index::RunIndex,
+    tails::Tails,
 };
 use crate::ops::metrics;
 
@@ -104,7 +105,7 @@ const LASTS_MAX: usize = 16_384;
 
 impl Nats {
     /// Connects, makes what is missing on the server, and reads which runs there are. Called within a runtime.
-    pub async fn open(settings: &LogSettings, tail_max: usize) -> Result<Self, OpenError> {
+    pub async fn open(settings: &LogSettings, tails: TailLimits) -> Result<Self, OpenError> {
         let nats = &settings.nats;
         let (links, _) = watch::channel(0);
         let (wait, answer_wait) = (Duration::from_millis(settings.read_wait_ms), Duration::from_millis(nats.answer_wait_ms));
@@ -123,7 +124,7 @@ impl Nats {
             wait,
             replica: format!("{:016x}", rand::random::<u64>()),
             opened: Instant::now(),
-            tails: Tails::new(tail_max),
+            tails: Tails::new(tails),
             index: Mutex::default(),
             cut: Mutex::default(),
             dirty: Mutex::default(),

@@ -2,17 +2,21 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicUsize},
     time::Instant,
 };
 
+use runcast_config::FRAME_COPIES;
 use runcast_translators::event::{Event, RunId, Seq};
 use tokio::{
     sync::{broadcast, mpsc, oneshot},
     task::JoinHandle,
 };
 
-use crate::log::{AppendError, LiveItem, OpenText, Tail, TailItem};
+use crate::{
+    log::{AppendError, Charge, LiveItem, OpenText, Tail, TailItem, TailLimits},
+    ops::metrics,
+};
 
 /// Events of one run that were kept together.
 pub(super) type Commit = (RunId, Arc<[Arc<Event>]>);
@@ -30,13 +34,17 @@ pub(super) struct Kept {
 const KEPT_MAX: usize = 4;
 
 pub(super) struct Tails {
-    capacity: usize,
+    limits: TailLimits,
+    /// Bytes that wait for followers.
+    waiting: Arc<AtomicUsize>,
     slots: Mutex<Slots>,
 }
 
 #[derive(Default)]
 struct Slots {
     by_run: HashMap<RunId, Slot>,
+    /// How much open text they hold.
+    open_bytes: usize,
     /// At how many slots those that nobody needs are looked for again.
     prune_at: usize,
 }
@@ -44,9 +52,18 @@ struct Slots {
 /// So few slots are never looked through.
 const PRUNE_MIN: usize = 256;
 
+/// What an event takes beside its step.
+const EVENT_BYTES: usize = 256;
+
+fn weight(event: &Event) -> usize {
+    EVENT_BYTES + event.fact.original.as_ref().map_or(0, |original| original.bytes().len())
+}
+
 #[derive(Default)]
 struct Slot {
     open: OpenText,
+    /// Some of the open text found no room: whoever follows from here on waits for the commit.
+    has_hole: bool,
     followers: Option<broadcast::Sender<TailItem>>,
 }
 
@@ -58,18 +75,24 @@ impl Slot {
         }
     }
 
+    /// The open text begins behind `base`; gives how much there was before.
+    fn begin(&mut self, base: Seq) -> usize {
+        self.has_hole = false;
+        std::mem::replace(&mut self.open, OpenText { base, text: String::new() }).text.len()
+    }
+
     fn is_followed(&self) -> bool {
         self.followers.as_ref().is_some_and(|followers| followers.receiver_count() > 0)
     }
 
     fn is_idle(&self) -> bool {
-        self.open.text.is_empty() && !self.is_followed()
+        self.open.text.is_empty() && !self.has_hole && !self.is_followed()
     }
 }
 
 impl Tails {
-    pub fn new(capacity: usize) -> Self {
-        Self { capacity, slots: Mutex::default() }
+    pub fn new(limits: TailLimits) -> Self {
+        Self { limits, waiting: Arc::default(), slots: Mutex::default() }
     }
 
     /// `head` is asked under the lock, so that every later commit is told to this follower. It may be told of commits again
@@ -81,7 +104,7 @@ impl Tails {
             slots.prune_at = slots.by_run.len() * 2;
         }
         let slot = slots.by_run.entry(run.clone()).or_default();
-        let followers = slot.followers.get_or_insert_with(|| broadcast::channel(self.capacity).0);
+        let followers = slot.followers.get_or_insert_with(|| broadcast::channel(self.limits.items_max).0);
         Tail { items: followers.subscribe(), open: slot.open.clone(), head: head() }
     }
 
@@ -97,18 +120,45 @@ impl Tails {
 
     pub fn tell_live(&self, run: &RunId, item: LiveItem) {
         let mut slots = self.slots();
+        let mut open_bytes = slots.open_bytes;
         let slot = slots.by_run.entry(run.clone()).or_default();
+        let mut bytes = EVENT_BYTES;
         if let LiveItem::Text { base, start, text } = &item {
+            bytes += text.len();
             if *start == 0 {
-                slot.open = OpenText { base: *base, text: text.clone() };
-            } else {
+                open_bytes -= slot.begin(*base);
+            }
+            if !slot.has_hole && open_bytes + text.len() <= self.limits.open_bytes_max {
                 slot.open.text.push_str(text);
+                open_bytes += text.len();
+            } else if !slot.has_hole {
+                metrics::open_text_full();
+                let base = slot.open.base;
+                open_bytes -= slot.begin(base);
+                slot.has_hole = true;
             }
         }
-        slot.tell(TailItem::Live(Arc::new(item)));
-        if slot.is_idle() {
+        // Live text that is not told leaves a hole, and the commit brings it.
+        if let Some(charge) = self.charge(slot, bytes) {
+            slot.tell(TailItem::Live { item: Arc::new(item), charge });
+        }
+        let is_idle = slot.is_idle();
+        slots.open_bytes = open_bytes;
+        if is_idle {
             slots.by_run.remove(run);
         }
+    }
+
+    /// `None` when too much waits.
+    fn charge(&self, slot: &Slot, bytes: usize) -> Option<Charge> {
+        if slot.followers.is_none() {
+            return Some(Charge::default());
+        }
+        let charge = Charge::of(bytes.saturating_mul(FRAME_COPIES), &self.waiting, self.limits.bytes_max);
+        if charge.is_none() {
+            metrics::tail_full();
+        }
+        charge
     }
 
     /// Tells commits, in order, that the index has already. `at`: when they were kept.
@@ -116,11 +166,18 @@ impl Tails {
         let mut slots = self.slots();
         for (run, events) in commits {
             let Some(slot) = slots.by_run.get_mut(&run) else { continue };
+            let mut freed = 0;
             if let Some(closing) = events.iter().rev().find(|event| event.fact.body.closes_text()) {
-                slot.open = OpenText { base: closing.seq, text: String::new() };
+                freed = slot.begin(closing.seq);
             }
-            slot.tell(TailItem::Committed { events, at });
-            if slot.is_idle() {
+            let bytes = events.iter().map(|event| weight(event)).sum();
+            match self.charge(slot, bytes) {
+                Some(charge) => slot.tell(TailItem::Committed { events, at, charge }),
+                None => slot.tell(TailItem::Behind),
+            }
+            let is_idle = slot.is_idle();
+            slots.open_bytes -= freed;
+            if is_idle {
                 slots.by_run.remove(&run);
             }
         }

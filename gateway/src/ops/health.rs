@@ -70,6 +70,7 @@ pub fn routes(admin: Admin) -> Router {
 
 async fn render(State(admin): State<Admin>) -> String {
     metrics::log_stats(&admin.log.stats());
+    metrics::look_at_memory();
     admin.render.render()
 }
 

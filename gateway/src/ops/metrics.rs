@@ -89,6 +89,27 @@ fn describe() {
     describe_counter!("runcast_requests_refused_total", "Requests answered with an error, by protocol and reason.");
     describe_counter!("runcast_text_cursors_beyond_total", "Cursors that claimed more text than a message has.");
     describe_counter!("runcast_connections_refused_total", "Connections refused because the server was full.");
+    describe_gauge!(
+        "runcast_memory_max_bytes",
+        Unit::Bytes,
+        "The most memory that the configuration allows; `runcast check` explains it."
+    );
+    describe_gauge!("runcast_memory_resident_bytes", Unit::Bytes, "Memory of this process that is resident.");
+    describe_counter!(
+        "runcast_stuck_clients_cut_off_total",
+        "Clients cut off because they were stuck for the longest when others needed the memory that clients may hold."
+    );
+    describe_counter!(
+        "runcast_stuck_senders_cut_off_total",
+        "Senders cut off within a line because they were stuck for the longest when others needed the memory."
+    );
+    describe_counter!("runcast_open_text_full_total", "Times that the open text of a run found no room.");
+    describe_counter!("runcast_tail_full_total", "Commits that a hub reads from the log because too much waited for hubs.");
+    describe_gauge!(
+        "runcast_fanout_memory_bytes",
+        Unit::Bytes,
+        "Memory charged for watched runs, as if each event was encoded for every protocol."
+    );
     describe_gauge!("runcast_hubs", "Runs held in memory for their watchers.");
     describe_gauge!("runcast_ring_events", "Events held in memory for watchers.");
     describe_counter!("runcast_events_omitted_total", "Events that a protocol does not show on purpose, by protocol and kind.");
@@ -237,6 +258,39 @@ pub fn values_replaced(count: usize) {
 /// Looked up once by those who record often: from a commit to the write that brings it to a client.
 pub fn delivery() -> Histogram {
     histogram!("runcast_delivery_seconds")
+}
+
+pub fn memory_max(bytes: u64) {
+    gauge!("runcast_memory_max_bytes").set(bytes as f64);
+}
+
+/// Looks at the resident memory, where the system tells it.
+pub fn look_at_memory() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    if let Some(kib) = resident {
+        gauge!("runcast_memory_resident_bytes").set((kib * 1024) as f64);
+    }
+}
+
+pub fn client_cut_off() {
+    counter!("runcast_stuck_clients_cut_off_total").increment(1);
+}
+
+pub fn sender_cut_off() {
+    counter!("runcast_stuck_senders_cut_off_total").increment(1);
+}
+
+pub fn open_text_full() {
+    counter!("runcast_open_text_full_total").increment(1);
+}
+
+pub fn tail_full() {
+    counter!("runcast_tail_full_total").increment(1);
+}
+
+pub fn fanout_memory(bytes: usize) {
+    gauge!("runcast_fanout_memory_bytes").set(bytes as f64);
 }
 
 pub fn hub_opened() {

@@ -21,16 +21,17 @@ use std::{
 
 use async_trait::async_trait;
 use futures_util::{FutureExt as _, future::BoxFuture};
-use runcast_config::Bridge as Settings;
+use runcast_config::{Bridge as Settings, FREE_BYTES};
 use runcast_translators::event::RunId;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     task::JoinSet,
     time::{MissedTickBehavior, interval, timeout},
 };
 
 use self::{client::Client, reach::Reach};
 use crate::{
+    budget::Budget,
     control::{Bridge, Finder},
     ingest::{self, Ingest},
     ops::health::Upstreams,
@@ -65,6 +66,10 @@ struct Shared {
     ingest: Ingest,
     session: String,
     reach: Reach,
+    /// For what waits for those who have sent turns.
+    live: Budget,
+    /// Calls that may be passed through at the same time.
+    calls: Arc<Semaphore>,
     /// Work that outlives whoever asked for it.
     jobs: mpsc::Sender<BoxFuture<'static, ()>>,
     state: Mutex<State>,
@@ -107,6 +112,8 @@ impl Upstream {
             client: Client::new(&settings)?,
             session: ingest::session_of("bridge", &settings.name),
             reach: Reach::new(&settings.name, health),
+            live: Budget::new(settings.live_max.saturating_mul(FREE_BYTES), Duration::MAX, || {}),
+            calls: Arc::new(Semaphore::new(settings.runs_max.min(Semaphore::MAX_PERMITS))),
             state: Mutex::default(),
             settings,
             ingest,

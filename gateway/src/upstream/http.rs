@@ -11,7 +11,7 @@ use axum::{
     routing::{get, post},
 };
 use futures_util::StreamExt as _;
-use runcast_config::Ingest as IngestSettings;
+use runcast_config::{FREE_BYTES, Ingest as IngestSettings};
 use runcast_translators::json::push_string;
 use serde::Deserialize;
 use tokio::sync::watch;
@@ -36,8 +36,9 @@ struct Door {
 
 /// `request_bytes_max` limits bodies that are read whole; events come as a stream of any length.
 pub fn routes(ingest: Ingest, settings: IngestSettings, request_bytes_max: usize, stop: watch::Receiver<bool>) -> Router {
+    let end_bytes_max = request_bytes_max.min(FREE_BYTES);
     Router::new()
-        .route("/v1/runs/{run}/end", post(end).layer(DefaultBodyLimit::max(request_bytes_max)))
+        .route("/v1/runs/{run}/end", post(end).layer(DefaultBodyLimit::max(end_bytes_max)))
         .route("/v1/runs/{run}/events", post(events))
         .route("/v1/runs/{run}/ingest", get(progress))
         .with_state(Door { ingest, settings, stop })
@@ -83,10 +84,12 @@ async fn take(feed: &mut Feed, body: Body, from: u64, door: &Door) -> Result<boo
     let mut ready: Vec<Line> = Vec::new();
     let mut pieces = body.into_data_stream();
     let mut stop = door.stop.clone();
+    let mut coming = feed.coming();
     let broken = loop {
         let piece = tokio::select! {
             biased;
             () = crate::stopped(&mut stop) => return Err(Refused::Closing),
+            () = coming.is_over() => return Err(Refused::NoRoom),
             piece = pieces.next() => piece,
         };
         match piece {
@@ -94,7 +97,11 @@ async fn take(feed: &mut Feed, body: Body, from: u64, door: &Door) -> Result<boo
                 // A piece may be large: lines go on in batches.
                 for part in piece.chunks(settings.batch_bytes_max) {
                     lines.push(part, &mut ready);
-                    send(feed, &mut next, &mut ready).await?;
+                    if !ready.is_empty() {
+                        coming.is_whole();
+                        send(feed, &mut next, &mut ready).await?;
+                    }
+                    coming.hold(lines.coming(), part.len()).await;
                 }
             }
             Some(Err(error)) => {
@@ -180,7 +187,7 @@ fn refused(error: &Refused) -> Response {
         Refused::NotOwner => (StatusCode::SERVICE_UNAVAILABLE, "not_owner"),
         Refused::Closing => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
         Refused::Unknown => (StatusCode::NOT_FOUND, "unknown_run"),
-        Refused::Full => (StatusCode::SERVICE_UNAVAILABLE, "over_capacity"),
+        Refused::Full | Refused::NoRoom => (StatusCode::SERVICE_UNAVAILABLE, "over_capacity"),
         Refused::Log(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
     };
     refuse(status, code, &error.to_string())

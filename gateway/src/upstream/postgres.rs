@@ -17,7 +17,10 @@ use std::{
 use async_trait::async_trait;
 use runcast_config::{Ingest as IngestSettings, Postgres as Settings};
 use runcast_translators::event::RunId;
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::sleep,
+};
 
 pub use self::connect::Lost;
 use self::{
@@ -112,6 +115,7 @@ async fn retry(ingest: Ingest, ingest_settings: IngestSettings, upstream: Upstre
                 settle_grace: Duration::from_millis(settings.settle_grace_ms),
                 result_idle: Duration::from_millis(ingest_settings.result_idle_ms),
                 page_rows_max: settings.page_rows_max,
+                pages: Semaphore::new(settings.connections.min(Semaphore::MAX_PERMITS)),
             };
             Session::open(&settings, Arc::new(reading), wakeups.clone(), &mut runs).await
         };

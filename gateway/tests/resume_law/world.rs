@@ -6,7 +6,7 @@ use proptest::{prelude::*, test_runner::TestCaseError};
 use runcast::{
     fanout::{Hubs, Item, Reader},
     ingest::{Feed, Ingest, Line, LineBatch},
-    log::{Append, Embedded, Log, ReadLimit},
+    log::{Append, Embedded, Log, ReadLimit, TailLimits},
 };
 use runcast_config::Settings;
 use runcast_translators::{
@@ -49,7 +49,7 @@ impl Client {
 }
 
 fn parts(settings: &Settings) -> (Arc<Embedded>, Hubs, Ingest) {
-    let log = Arc::new(Embedded::open(&settings.log, settings.fanout.tail_max).expect("the log opens"));
+    let log = Arc::new(Embedded::open(&settings.log, TailLimits::of(settings)).expect("the log opens"));
     let shared: Arc<dyn Log> = log.clone();
     (log, Hubs::new(shared.clone(), settings.fanout.clone(), &settings.stream), Ingest::new(shared, settings.ingest.clone()))
 }

@@ -10,7 +10,7 @@ use std::{
 use async_trait::async_trait;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use runcast::log::{
-    Append, AppendError, LiveItem, Log, LogStats, OpenText, ReadError, ReadLimit, RunFilter, RunPage, Tail, TailItem,
+    Append, AppendError, Charge, LiveItem, Log, LogStats, OpenText, ReadError, ReadLimit, RunFilter, RunPage, Tail, TailItem,
 };
 use runcast_translators::{
     event::{Event, RunId, RunInfo, Seq},
@@ -264,7 +264,7 @@ impl State {
             events = next;
         }
         self.told = events.last().map_or(self.told, |event| event.seq);
-        let _ = self.followers.send(TailItem::Committed { events, at: std::time::Instant::now() });
+        let _ = self.followers.send(TailItem::Committed { events, at: std::time::Instant::now(), charge: Charge::default() });
         true
     }
 
@@ -275,7 +275,7 @@ impl State {
         }
         let at = self.rng.random_range(0..self.lives.len());
         let item = self.lives.remove(at).expect("it is there");
-        let _ = self.followers.send(TailItem::Live(item));
+        let _ = self.followers.send(TailItem::Live { item, charge: Charge::default() });
         true
     }
 }
@@ -352,12 +352,17 @@ impl Log for SimLog {
         if late {
             state.lives.push_back(item);
         } else {
-            let _ = state.followers.send(TailItem::Live(item));
+            let _ = state.followers.send(TailItem::Live { item, charge: Charge::default() });
         }
     }
 
     async fn place_of_step(&self, _: &RunId, _: i64) -> Result<Option<(i64, Seq)>, ReadError> {
         Ok(None)
+    }
+
+    /// What is removed, and when, the script says.
+    async fn sweep(&self, _now: std::time::Instant) -> u64 {
+        0
     }
 
     fn stats(&self) -> LogStats {

@@ -56,6 +56,11 @@ struct OpenText {
 }
 
 impl Decoder {
+    /// How much text it holds, in bytes.
+    pub fn text_bytes(&self) -> usize {
+        self.open.text.len()
+    }
+
     /// Takes in an event that is already logged: how a new owner rebuilds the state.
     pub fn fold(&mut self, event: &Event) {
         if let Some(step) = &event.fact.step {

@@ -153,17 +153,6 @@ pub fn list_runs(runs: &[Listed], next_cursor: Option<&str>) -> Message {
     Message { proto: proto.into(), json: json.into(), replaced: 0 }
 }
 
-/// `GetRunConversationResponse`: the run as one turn, a JSON array in a string.
-pub fn conversation<'a>(events: impl Iterator<Item = &'a Event>) -> Message {
-    let mut turn = Conversation::default();
-    events.for_each(|event| turn.push(event));
-    let array = turn.end();
-    let mut proto = Vec::new();
-    text(&mut proto, 1, &array);
-    let json = JsonObject::default().text("conversationJson", &array).end();
-    Message { proto: proto.into(), json: json.into(), replaced: 0 }
-}
-
 /// `SdkErrorDetails` in protobuf and in JSON: `code` is the number and the name of an `SdkErrorCode`.
 pub fn error_details(code: (u64, &str), message: &str) -> Message {
     let mut proto = Vec::new();
@@ -302,17 +291,38 @@ fn token_usage(usage: &Json) -> (Vec<u8>, Vec<u8>) {
     (proto, json.end())
 }
 
-/// One agent turn, gathered from the events of a run.
+/// `GetRunConversationResponse`: the run as one turn, gathered from its events; a JSON array in a string.
 #[derive(Default)]
-struct Conversation {
+pub struct Conversation {
     user: Option<String>,
     steps: Vec<Vec<u8>>,
     /// Tool calls whose result has not come: name and arguments by call id.
     calls: std::collections::HashMap<String, (usize, String, Option<Json>)>,
+    bytes: usize,
 }
 
 impl Conversation {
-    fn push(&mut self, event: &Event) {
+    /// How large it is so far, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn message(self) -> Message {
+        let array = self.end();
+        let mut proto = Vec::new();
+        text(&mut proto, 1, &array);
+        let json = JsonObject::default().text("conversationJson", &array).end();
+        Message { proto: proto.into(), json: json.into(), replaced: 0 }
+    }
+
+    /// Takes in the next event of the run.
+    pub fn push(&mut self, event: &Event) {
+        let before = self.steps.len();
+        self.take(event);
+        self.bytes += self.steps[before..].iter().map(Vec::len).sum::<usize>();
+    }
+
+    fn take(&mut self, event: &Event) {
         let step = |kind: &str, message: Vec<u8>| JsonObject::default().text("type", kind).raw("message", &message).end();
         match &event.fact.body {
             Body::UserMessage { content: Some(content), parent: None } if self.user.is_none() => {
@@ -334,7 +344,11 @@ impl Conversation {
                 self.steps.push(step("toolCall", tool(name, args.as_ref(), None)));
             }
             Body::ToolCallFinished(call) => match self.calls.remove(&call.call_id) {
-                Some((at, name, args)) => self.steps[at] = step("toolCall", tool(&name, args.as_ref(), call.result.as_ref())),
+                Some((at, name, args)) => {
+                    let whole = step("toolCall", tool(&name, args.as_ref(), call.result.as_ref()));
+                    self.bytes += whole.len();
+                    self.steps[at] = whole;
+                }
                 None => self.steps.push(step("toolCall", tool(&call.name, None, call.result.as_ref()))),
             },
             _ => {}

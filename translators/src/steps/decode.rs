@@ -208,6 +208,11 @@ impl Decoder {
         self.verdict.is_heard()
     }
 
+    /// How much text it holds, in bytes: that which is open, and what results have said.
+    pub fn text_bytes(&self) -> usize {
+        self.open.text.len() + self.verdict.text_bytes()
+    }
+
     /// The line from which the source must be read again if this state is lost, when that is not simply the next one.
     pub fn open_from(&self) -> Option<u64> {
         self.open.from

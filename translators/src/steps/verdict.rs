@@ -24,6 +24,12 @@ struct Told {
 }
 
 impl Verdict {
+    /// How much text it holds, in bytes.
+    pub fn text_bytes(&self) -> usize {
+        let texts = self.last.iter().flat_map(|told| [&told.result, &told.error_message]);
+        texts.flatten().map(String::len).sum()
+    }
+
     /// Takes in the next `result` message.
     pub fn hear(&mut self, result: &Json) {
         let raw = result.raw();

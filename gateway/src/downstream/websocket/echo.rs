@@ -38,9 +38,9 @@ impl Socket {
                 Some(Ok(Message::Close(_))) | None => break Goodbye::ClientLeft,
                 Some(Err(error)) => break because_of(&error),
             };
-            match self.write(&mut VecDeque::from([frame])).await {
+            match self.write(&mut VecDeque::from([frame]), || {}).await {
                 Ok(_) => {}
-                Err(Unwritten::Gone) => break Goodbye::ClientLeft,
+                Err(Unwritten::Gone | Unwritten::CutOff) => break Goodbye::ClientLeft,
                 Err(Unwritten::Stalled(rest)) => return self.close(Goodbye::SlowReader, rest).await,
             }
         };

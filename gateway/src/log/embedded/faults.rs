@@ -19,7 +19,7 @@ use tokio::sync::broadcast::error::TryRecvError;
 
 use self::device::{Device, Failing};
 use super::{Embedded, writer::Command};
-use crate::log::{Append, AppendError, Log as _, ReadError, ReadLimit, TailItem};
+use crate::log::{Append, AppendError, Log as _, ReadError, ReadLimit, TailItem, TailLimits};
 
 const ALL: ReadLimit = ReadLimit { events_max: usize::MAX, bytes_max: usize::MAX };
 /// Tries of one append; more is a log that does not come back.
@@ -61,7 +61,7 @@ fn settings() -> Settings {
 }
 
 fn open(device: &Device) -> Result<Embedded, super::OpenError> {
-    Embedded::open_on(Box::new(device.clone()), &settings().log, 4096)
+    Embedded::open_on(Box::new(device.clone()), &settings().log, TailLimits { items_max: 4096, ..TailLimits::of(&settings()) })
 }
 
 /// The end of a process that has put nothing in order.
@@ -178,7 +178,7 @@ async fn check(failing: Failing, at: u64) -> u64 {
         while seen.len() < told.0[name].len() {
             match tokio::time::timeout(Duration::from_secs(60), tail.items.recv()).await {
                 Ok(Ok(TailItem::Committed { events, .. })) => seen.extend(events.iter().cloned()),
-                Ok(Ok(TailItem::Live(_))) => {}
+                Ok(Ok(TailItem::Live { .. })) => {}
                 other => panic!("{failing:?} at {at}: a follower of {name} was told {} events: {other:?}", seen.len()),
             }
         }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use runcast_config::BridgeProtocol;
 use runcast_translators::{bridge::Codec, event::RunId, goodbye::RpcCode, json::Json};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::{Shared, http::Said, send};
 use crate::control::{Answers, Bridge, Call, Failure, Sent, sdk};
@@ -18,6 +18,7 @@ pub(super) struct Passing(pub Arc<Shared>);
 #[async_trait]
 impl Bridge for Passing {
     async fn call(&self, call: Call) -> Result<Bytes, Failure> {
+        let _place = self.place()?;
         let (codec, method) = (call.codec, call.method.clone());
         let call = self.in_its_codec(call)?;
         let sent = call.codec;
@@ -26,12 +27,13 @@ impl Bridge for Passing {
     }
 
     async fn open(&self, call: Call) -> Result<Answers, Failure> {
+        let place = self.place()?;
         let (codec, method) = (call.codec, call.method.clone());
         let call = self.in_its_codec(call)?;
         let sent = call.codec;
         let messages = self.noted(self.0.client.http.stream(&call.method, call.codec, call.body).await)?;
         let answers = stream::unfold(Some(messages), move |messages| {
-            let method = method.clone();
+            let (method, _place) = (method.clone(), &place);
             async move {
                 let mut messages = messages?;
                 match messages.next().await {
@@ -83,6 +85,11 @@ impl Bridge for Passing {
 }
 
 impl Passing {
+    fn place(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        let full = |_| Failure::new(RpcCode::ResourceExhausted, "too many calls are passed through: try again later");
+        self.0.calls.clone().try_acquire_owned().map_err(full)
+    }
+
     /// A gRPC bridge is only spoken to in protobuf.
     fn in_its_codec(&self, call: Call) -> Result<Call, Failure> {
         if self.0.settings.protocol == BridgeProtocol::Connect || call.codec == Codec::Proto {

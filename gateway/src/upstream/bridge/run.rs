@@ -186,6 +186,8 @@ impl Run {
                 note(fact, &mut self.resume, &mut self.offsets);
             }
         }
+        self.writer.hold_text(self.decoder.text_bytes())?;
+        let _room = self.ingest.room(bytes).await;
         self.writer.take(decoded, Instant::now()).await
     }
 

@@ -58,6 +58,7 @@ pub(super) async fn record(shared: Arc<Shared>, call: Call, tell: oneshot::Sende
     let following = shared.following(&id, &kept);
     let mut tell = Some((tell, Sent { run: id.clone(), live: updates }));
     let mut waiting: std::collections::VecDeque<Said> = first.into();
+    let mut has_writer = true;
     let why = loop {
         // All that is here, but what is live is told behind what comes before it.
         let mut batch = Batch::default();
@@ -79,13 +80,18 @@ pub(super) async fn record(shared: Arc<Shared>, call: Call, tell: oneshot::Sende
             next = waiting.pop_front().or_else(|| messages.next_here());
         }
         if let Err(error) = run.keep(&mut batch).await {
+            has_writer = false;
             tracing::warn!(run = %id, %error, "a run that is sent has lost its writer; it is followed from now on");
             break Failure::new(RpcCode::Internal, error.to_string());
         }
         if let Some(message) = update
-            && let Err(mpsc::error::TrySendError::Full(_)) = live.try_send(LiveUpdate { after: run.head(), message })
+            && !live.is_closed()
         {
-            metrics::live_update_dropped();
+            let held = shared.live.try_take(message.proto.len() + message.json.len(), None);
+            let is_told = held.is_some_and(|held| live.try_send(LiveUpdate { after: run.head(), message, held }).is_ok());
+            if !is_told {
+                metrics::live_update_dropped();
+            }
         }
         kept.send_replace(run.kept());
         if run.is_logged()
@@ -103,7 +109,8 @@ pub(super) async fn record(shared: Arc<Shared>, call: Call, tell: oneshot::Sende
     if let Some((tell, sent)) = tell {
         let _ = tell.send(if run.is_logged() { Ok(sent) } else { Err(why) });
     }
-    follow(shared.clone(), id, Some(run), agent, kept).await;
+    // What was read and not kept is forgotten: the log says how far it came.
+    follow(shared.clone(), id, has_writer.then_some(run), agent, kept).await;
     drop(following);
 }
 

@@ -292,6 +292,8 @@ impl Node<'_> {
             };
             let received = Instant::now();
             sse.push(&piece, &mut said);
+            // Those events that are whole now are no larger.
+            let whole = unheard + piece.len();
             unheard = if said.is_empty() { unheard + piece.len() } else { 0 };
             if unheard > settings.record_bytes_max.saturating_mul(2) {
                 return Ok(Outcome::Trouble(Trouble::Nonsense(format!("{unheard} bytes that are no event stream"))));
@@ -308,6 +310,7 @@ impl Node<'_> {
                 }
             }
             self.has_progressed |= decoded.iter().any(|decoded| !matches!(decoded, Decoded::Omitted(_)));
+            let _room = self.reading.ingest.room(whole).await;
             self.writer.take(decoded.drain(..), received).await?;
             match end {
                 _ if self.decoder.is_settled() => return Ok(Outcome::Settled),

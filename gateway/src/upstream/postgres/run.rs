@@ -6,6 +6,7 @@ use std::{
 };
 
 use runcast_translators::{event::RunId, steps::RunRow};
+use tokio::sync::Semaphore;
 use tokio_postgres::Client;
 
 use super::{
@@ -13,7 +14,10 @@ use super::{
     queries::{Page, Queries, QueryError},
     wakeups::Look,
 };
-use crate::ingest::{Ending, Ingest, Refused, Rows};
+use crate::{
+    budget::Held,
+    ingest::{Ending, Ingest, Refused, Row, Rows},
+};
 
 /// Rows with an id below so many that were read last are found only when all are looked at.
 const WINDOW: usize = 256;
@@ -29,6 +33,15 @@ pub struct Reading {
     pub settle_grace: Duration,
     pub result_idle: Duration,
     pub page_rows_max: usize,
+    /// For pages whose rows have no room among those on their way into the log yet.
+    pub pages: Semaphore,
+}
+
+impl Reading {
+    /// Room for a page on its way into the log; its place among those that were just read is the next one's then.
+    async fn room<P>(&self, page: &Page, _place: P) -> Held {
+        self.ingest.room(page.rows.iter().map(Row::bytes).sum()).await
+    }
 }
 
 /// What is to be done with a run after it was looked at.
@@ -144,9 +157,10 @@ impl Run {
         let mut added = 0;
         loop {
             let (after, known) = self.rows.newest(WINDOW);
-            let received = Instant::now();
+            let (received, place) = (Instant::now(), reading.pages.acquire().await);
             let page = reading.queries.steps_after(&reading.door, client, &self.id, after, &known).await?;
             let is_full = page.is_full;
+            let _room = reading.room(&page, place).await;
             added += self.take(page, received).await?;
             if !is_full {
                 return Ok(added);
@@ -165,9 +179,10 @@ impl Run {
             let mut rest = &new[..];
             while !rest.is_empty() {
                 let (asked, behind) = rest.split_at(rest.len().min(reading.page_rows_max));
-                let received = Instant::now();
+                let (received, place) = (Instant::now(), reading.pages.acquire().await);
                 let page = reading.queries.steps_by_id(&reading.door, client, &self.id, asked).await?;
                 let (got, is_full) = (page.rows.len(), page.is_full);
+                let _room = reading.room(&page, place).await;
                 added += self.take(page, received).await?;
                 // A page may end early because its rows are large. What is not there any more was deleted in between.
                 rest = if is_full && got < asked.len() { &rest[got..] } else { behind };

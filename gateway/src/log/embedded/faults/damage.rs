@@ -21,7 +21,7 @@ fn open_folder(folder: &Path) -> Result<Embedded, OpenError> {
     let mut settings = settings();
     settings.log.path = folder.to_owned();
     settings.log.read_wait_ms = 200;
-    Embedded::open(&settings.log, 64)
+    Embedded::open(&settings.log, TailLimits::of(&settings))
 }
 
 /// A log with some runs, as its file's bytes, and their events.

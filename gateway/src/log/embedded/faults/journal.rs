@@ -12,7 +12,8 @@ const JOURNAL_BYTES_MAX: usize = 30_000;
 fn open_small(device: &Device) -> Embedded {
     let mut settings = settings();
     settings.log.journal_bytes_max = JOURNAL_BYTES_MAX;
-    Embedded::open_on(Box::new(device.clone()), &settings.log, 64).expect("opens")
+    let tails = TailLimits { items_max: 64, ..TailLimits::of(&settings) };
+    Embedded::open_on(Box::new(device.clone()), &settings.log, tails).expect("opens")
 }
 
 fn seed() -> u64 {

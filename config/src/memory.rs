@@ -1,0 +1,234 @@
+//! `memory_max`: the most memory that the process may take, computed from the settings.
+//!
+//! Each part of the sum has its place in the program where it is held to; a new part of the program that keeps something
+//! adds a [`Part`] here, an upstream in [`of_upstream`].
+
+use crate::{Settings, Upstream};
+
+/// What a connection may hold without asking: of its request's body, of what it was not sent yet, of a line that is coming.
+pub const FREE_BYTES: usize = 16 << 10;
+/// An event in memory is held as it is stored, decoded, and in six encodings once somebody has asked for each.
+pub const FRAME_COPIES: usize = 8;
+/// A line on its way into the log: as it came, decoded, as facts that may be tried again, as a record, in the log's own
+/// buffers, and as an event.
+pub const BATCH_COPIES: usize = 8;
+/// A piece of open text in a ring: as it came and in three encodings, whose escapes make it longer.
+pub const TEXT_COPIES: usize = 8;
+/// A line that is coming is gathered in a buffer that doubles, and is copied when it does.
+pub const LINE_COPIES: usize = 3;
+/// One read of the log by an owner.
+pub const REBUILD_BYTES: usize = 8 << 20;
+/// Answers that are made whole (pages of steps, snapshots, conversations) at the same time,
+pub const ANSWERS_MAX: usize = 4;
+/// and how large each grows, unless one step is larger.
+pub const ANSWER_BYTES: usize = 4 << 20;
+
+/// The program, its threads, what these write at the moment, and what the allocator keeps for them.
+const BASE_BYTES: u64 = 128 << 20;
+/// A connection's tasks, parsers, timers, and the hub of its run without its events.
+const PLACE_BYTES: u64 = 40 << 10;
+/// What HTTP/2 may have read, and what is between a library and its socket.
+const LIBRARY_BYTES: u64 = 96 << 10;
+/// An owner without its text: the names of its open tool calls, its queue.
+const OWNER_BYTES: u64 = 8 << 10;
+/// An event that an owner or an answer reads: as stored, decoded, and twice more until its message is whole.
+const EVENT_COPIES: u64 = 4;
+/// One file that is read at present.
+const READ_BYTES: u64 = 256 << 10;
+/// A run of a database or a node of a daemon that is followed: what was read of it, and as what.
+const FOLLOWED_BYTES: u64 = 16 << 10;
+/// What is read of a bridge before it is kept: so much at least.
+const BRIDGE_BATCH_BYTES: u64 = 4 << 20;
+/// A run id that is remembered, with its place in tables.
+const ID_BYTES: u64 = 512;
+
+/// What contributes how much.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryMax {
+    pub parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// What it is, and the settings that it is computed from.
+    pub what: String,
+    pub bytes: u64,
+}
+
+impl MemoryMax {
+    pub fn of(settings: &Settings) -> Self {
+        let Settings { server, log, ingest, fanout, stream, find, upstream, .. } = settings;
+        let line = bytes(ingest.line_bytes_max);
+        let batch = add(line, bytes(ingest.batch_bytes_max));
+        let header = bytes(server.header_bytes_max.max(8192));
+        let place = [PLACE_BYTES, LIBRARY_BYTES.max(header), header, bytes(FREE_BYTES), twice(stream.client_message_bytes_max)];
+        let half = bytes(ingest.memory_bytes_max / 2);
+        let mut parts = vec![
+            part("the program itself", BASE_BYTES),
+            part(
+                "connections: server.connections_max × (what one reads of a request or writes of a stream)",
+                times(server.connections_max, place.into_iter().fold(0, add)),
+            ),
+            part(
+                "what clients hold beyond that: stream.stalled_bytes_max, at least one record of the largest size",
+                bytes(stream.stalled_bytes_max).max(times(2, line.max(bytes(stream.record_bytes_max)))),
+            ),
+            part(
+                "answers that are being made: 4 × 4 × the larger of 4 MiB and ingest.line_bytes_max",
+                times(ANSWERS_MAX, bytes(ANSWER_BYTES).max(line).saturating_mul(EVENT_COPIES)),
+            ),
+            part(
+                "lines that are coming: half of ingest.memory_bytes_max and 3 × ingest.line_bytes_max",
+                add(half, times(LINE_COPIES, line)),
+            ),
+            part(
+                "lines on their way into the log: the other half, at least 8 × (ingest.line_bytes_max + ingest.batch_bytes_max)",
+                half.max(times(BATCH_COPIES, batch)),
+            ),
+            part("open text: 4 × ingest.open_text_bytes_max", times(4, bytes(ingest.open_text_bytes_max))),
+            part(
+                "owners that read their run: ingest.rebuilds_max × 4 × the larger of 8 MiB and ingest.line_bytes_max",
+                times(ingest.rebuilds_max, bytes(REBUILD_BYTES).max(line).saturating_mul(EVENT_COPIES)),
+            ),
+            part("owners of runs: ingest.open_runs_max × 8 KiB", times(ingest.open_runs_max, OWNER_BYTES)),
+            part(
+                "watched runs: fanout.memory_bytes_max and one event of the largest size",
+                add(bytes(fanout.memory_bytes_max), times(FRAME_COPIES, line)),
+            ),
+            part("commits that wait for watched runs: fanout.tail_bytes_max", bytes(fanout.tail_bytes_max)),
+            part(
+                "reads of the log: fanout.reads_max × 8 × the larger of fanout.page_bytes_max and ingest.line_bytes_max",
+                times(fanout.reads_max, times(FRAME_COPIES, bytes(fanout.page_bytes_max).max(line))),
+            ),
+            part("the log's pages: log.cache_bytes_max", bytes(log.cache_bytes_max)),
+            part(
+                "one commit: 4 × log.group_bytes_max and a line of the largest size",
+                add(times(4, bytes(log.group_bytes_max)), line),
+            ),
+            part("events that lie in the log's journal: 4 × log.journal_bytes_max", times(4, bytes(log.journal_bytes_max))),
+            part("the run index: log.retention.index_bytes_max", log.retention.index_bytes_max),
+            part(
+                "runs that are looked for: find.asks_max and find.unknown_max × 512",
+                times(find.asks_max.saturating_add(find.unknown_max), ID_BYTES),
+            ),
+        ];
+        parts.extend(upstream.iter().map(|upstream| of_upstream(upstream, settings)));
+        Self { parts }
+    }
+
+    pub fn total(&self) -> u64 {
+        self.parts.iter().map(|part| part.bytes).fold(0, add)
+    }
+
+    /// In words, one line each, as comments of TOML.
+    pub fn render(&self) -> String {
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let mut out = format!("# memory_max: {} MiB, the sum of\n", mib(self.total()));
+        for Part { what, bytes } in &self.parts {
+            out.push_str(&format!("#{:>7} MiB  {what}\n", mib(*bytes)));
+        }
+        out
+    }
+}
+
+/// What an upstream holds before its lines or rows have found room among those on their way into the log.
+fn of_upstream(upstream: &Upstream, settings: &Settings) -> Part {
+    let line = bytes(settings.ingest.line_bytes_max);
+    match upstream {
+        Upstream::Ndjson(file) => Part {
+            what: format!("the file of {}: 3 × ingest.line_bytes_max", file.run),
+            bytes: add(READ_BYTES, times(LINE_COPIES, line)),
+        },
+        Upstream::Daemon(daemon) => Part {
+            what: format!("the daemon {}: nodes_max × (3 × record_bytes_max + 16 KiB)", daemon.name),
+            bytes: times(daemon.nodes_max, add(FOLLOWED_BYTES, times(LINE_COPIES, bytes(daemon.record_bytes_max)))),
+        },
+        Upstream::Bridge(bridge) => {
+            let message = bytes(bridge.message_bytes_max);
+            // What is kept together is as large as one message, or as what one read has.
+            let run = add(FOLLOWED_BYTES, times(LINE_COPIES, message.saturating_add(BRIDGE_BATCH_BYTES)));
+            Part {
+                what: format!(
+                    "the bridge {}: runs_max × (6 × message_bytes_max + 12 MiB + 16 KiB), live_max × 16 KiB",
+                    bridge.name
+                ),
+                bytes: add(
+                    times(bridge.runs_max, add(run, times(LINE_COPIES, message))),
+                    times(bridge.live_max, bytes(FREE_BYTES)),
+                ),
+            }
+        }
+        Upstream::Postgres(database) => {
+            let answer = add(line, bytes(settings.ingest.batch_bytes_max));
+            let answers = times(database.connections, times(LINE_COPIES, answer));
+            let runs = times(database.runs_max, FOLLOWED_BYTES);
+            let told = times(database.dirty_max, ID_BYTES);
+            Part {
+                what: format!(
+                    "the database {}: connections × 3 × (ingest.line_bytes_max + ingest.batch_bytes_max), runs_max × 16 KiB, \
+                     dirty_max × 512",
+                    database.name
+                ),
+                bytes: add(answers, add(runs, told)),
+            }
+        }
+    }
+}
+
+fn part(what: &str, bytes: u64) -> Part {
+    Part { what: what.into(), bytes }
+}
+
+fn bytes(value: usize) -> u64 {
+    value as u64
+}
+
+fn twice(value: usize) -> u64 {
+    times(2, bytes(value))
+}
+
+fn times(count: usize, each: u64) -> u64 {
+    bytes(count).saturating_mul(each)
+}
+
+fn add(one: u64, other: u64) -> u64 {
+    one.saturating_add(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_readme_says_how_much_the_defaults_allow() {
+        let memory = MemoryMax::of(&Settings::default());
+        let gib = format!("{:.1} GiB", memory.total() as f64 / f64::from(1 << 30));
+        let readme = include_str!("../../README.md");
+        assert!(readme.contains(&format!("`memory_max`, {gib} with the defaults")), "{gib}: {}", memory.render());
+    }
+
+    #[test]
+    fn absurd_settings_do_not_wrap_around() {
+        let mut settings = Settings::default();
+        settings.server.connections_max = usize::MAX;
+        assert_eq!(MemoryMax::of(&settings).total(), u64::MAX);
+    }
+
+    #[test]
+    fn every_upstream_is_in_the_sum() {
+        let mut settings = Settings::default();
+        let before = MemoryMax::of(&settings).total();
+        let mut last = before;
+        for upstream in [
+            Upstream::Ndjson(crate::Ndjson::default()),
+            Upstream::Postgres(Box::default()),
+            Upstream::Daemon(Box::default()),
+            Upstream::Bridge(Box::default()),
+        ] {
+            settings.upstream.push(upstream);
+            let sum = MemoryMax::of(&settings).total();
+            assert!(last < sum, "{}", MemoryMax::of(&settings).render());
+            last = sum;
+        }
+    }
+}
