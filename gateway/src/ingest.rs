@@ -49,6 +49,8 @@ pub enum Refused {
     /// The state behind the connection was lost, or another process writes: ask from where to go on.
     #[error("the run has another owner now: ask for the next line and go on there")]
     NotOwner,
+    #[error("another replica follows the run")]
+    Elsewhere,
     #[error("this server is going down: go on elsewhere")]
     Closing,
     #[error("there is no such run")]

@@ -211,6 +211,11 @@ pub trait Log: Send + Sync + 'static {
     /// Where the step_index first stood, or the largest smaller one: its index and seq.
     async fn place_of_step(&self, run: &RunId, index: i64) -> Result<Option<(i64, Seq)>, ReadError>;
 
+    /// Whether this process may follow the run in its upstream; not while another one that shares the log does.
+    async fn own(&self, _run: &RunId) -> Result<bool, ReadError> {
+        Ok(true)
+    }
+
     /// Removes settled runs beyond the configured limits; gives how many went. A run's age is measured by the clock that
     /// does not jump; `now` is its present.
     async fn sweep(&self, now: Instant) -> u64;

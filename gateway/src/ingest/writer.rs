@@ -9,7 +9,7 @@ use runcast_translators::{
 use tokio::time::sleep;
 
 use super::{
-    Ingest, Refused,
+    Ingest, Refused, is_of_upstream,
     owner::{APPEND_MAX, REBUILD, RETRY_MAX, RETRY_MIN},
 };
 use crate::{
@@ -45,7 +45,7 @@ impl Writer {
     /// The writer of a run that belongs to the session of `origin`, or to nobody yet. `fold` is shown the run's events.
     ///
     /// # Errors
-    /// `InUse` when the run is another's, `Settled` when it is over, `Log` when the log cannot be read.
+    /// `Elsewhere` when another replica follows the run, `InUse` when the run is another's, `Settled` when it is over, `Log` when the log cannot be read.
     pub async fn open(ingest: &Ingest, run: &RunId, origin: NewRun, fold: impl FnMut(&Event)) -> Result<Self, Refused> {
         let info = ingest.0.log.info(run).await.map_err(|error| Refused::Log(error.0))?;
         if let Some(info) = &info {
@@ -55,6 +55,11 @@ impl Writer {
             if info.is_settled() {
                 return Err(Refused::Settled);
             }
+        }
+        if origin.session.as_deref().is_some_and(is_of_upstream)
+            && !ingest.0.log.own(run).await.map_err(|error| Refused::Log(error.0))?
+        {
+            return Err(Refused::Elsewhere);
         }
         Self::read(ingest, run, info.as_deref(), origin, fold).await.map_err(|error| Refused::Log(error.0))
     }

@@ -10,6 +10,7 @@ mod connect;
 mod follow;
 mod message;
 mod names;
+mod owners;
 mod parts;
 mod read;
 mod retention;
@@ -36,7 +37,10 @@ use tokio::{
     task::JoinSet,
 };
 
-use self::{bus::Bus, follow::Follow, message::Head, names::Names, read::Places, runs::Dirty, setup::Buckets, steps::Steps};
+use self::{
+    bus::Bus, follow::Follow, message::Head, names::Names, owners::Owners, read::Places, runs::Dirty, setup::Buckets,
+    steps::Steps,
+};
 use super::{
     Append, AppendError, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail, TailLimits, index::RunIndex,
     tails::Tails,
@@ -87,6 +91,7 @@ struct Shared {
     /// Runs whose open text is told from here, and behind which event.
     own_text: Mutex<HashMap<RunId, Seq>>,
     steps: Steps,
+    owners: Owners,
     live: mpsc::Sender<(String, Bytes)>,
     /// Counts the connections to the bus.
     links: watch::Sender<u64>,
@@ -134,6 +139,7 @@ impl Nats {
             follows: Mutex::default(),
             own_text: Mutex::default(),
             steps: Steps::default(),
+            owners: Owners::default(),
             live,
             links,
             singles: Semaphore::new(nats.singles_max),
@@ -143,11 +149,17 @@ impl Nats {
             health: Mutex::new(Ok(())),
             closed: AtomicBool::new(false),
         });
-        shared.load_runs().await?;
+        patiently(deadline, || shared.load_runs()).await?;
+        patiently(deadline, || async {
+            let renewed = shared.renew().await;
+            renewed.map_err(|error| OpenError::Setup { name: shared.bus.names.leases.clone(), why: error.0 })
+        })
+        .await?;
         metrics::log_writable(true);
         let mut tasks = JoinSet::new();
         tasks.spawn(shared.clone().follow_runs());
         tasks.spawn(shared.clone().keep_runs_written());
+        tasks.spawn(shared.clone().keep_alive());
         tasks.spawn(shared.clone().send_what_is_live(queue));
         tasks.spawn(shared.clone().answer_for_text());
         Ok(Self { shared, tasks: Mutex::new(tasks) })
@@ -229,6 +241,7 @@ impl Shared {
         let mut lasts = lock(&self.lasts);
         if head.is_settled {
             lasts.remove(run);
+            self.owners.over(run);
             return;
         }
         if lasts.len() >= LASTS_MAX && !lasts.contains_key(run) {
@@ -291,6 +304,10 @@ impl Log for Nats {
         self.shared.place_of_step(run, index).await
     }
 
+    async fn own(&self, run: &RunId) -> Result<bool, ReadError> {
+        self.shared.own(run).await
+    }
+
     async fn sweep(&self, now: Instant) -> u64 {
         self.shared.sweep(now).await
     }
@@ -313,6 +330,7 @@ impl Log for Nats {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             self.shared.write_runs().await;
+            self.shared.leave().await;
             let _ = self.shared.bus.client.flush().await;
         })
         .await;

@@ -152,6 +152,7 @@ fn describe() {
     describe_counter!("runcast_tail_refused_total", "Messages of the bus that no stream has stamped or that cannot be read.");
     describe_counter!("runcast_tail_holes_total", "Events of a watched run that the bus told out of order: the log was read.");
     describe_counter!("runcast_tail_found_total", "Events of watched runs that were found by comparing with the log.");
+    describe_counter!("runcast_ownership_taken_over_total", "Runs that are followed here since another replica is gone.");
     describe_counter!("runcast_live_dropped_total", "Live messages that were not told to other replicas.");
     describe_gauge!("runcast_log_writable", "1 when the log takes appends, else 0; /readyz says why.");
     describe_counter!("runcast_log_openings_total", "Times that the log was opened again after its device had failed.");
@@ -487,6 +488,10 @@ pub fn tail_hole() {
 
 pub fn tail_found(events: usize) {
     counter!("runcast_tail_found_total").increment(events as u64);
+}
+
+pub fn ownership_taken_over() {
+    counter!("runcast_ownership_taken_over_total").increment(1);
 }
 
 pub fn live_not_told() {

@@ -184,7 +184,7 @@ fn refused(error: &Refused) -> Response {
         Refused::InUse => (StatusCode::CONFLICT, "run_in_use"),
         Refused::Settled => (StatusCode::CONFLICT, "run_settled"),
         Refused::Superseded => (StatusCode::CONFLICT, "superseded"),
-        Refused::NotOwner => (StatusCode::SERVICE_UNAVAILABLE, "not_owner"),
+        Refused::NotOwner | Refused::Elsewhere => (StatusCode::SERVICE_UNAVAILABLE, "not_owner"),
         Refused::Closing => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
         Refused::Unknown => (StatusCode::NOT_FOUND, "unknown_run"),
         Refused::Full | Refused::NoRoom => (StatusCode::SERVICE_UNAVAILABLE, "over_capacity"),

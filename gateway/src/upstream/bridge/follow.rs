@@ -21,6 +21,8 @@ use crate::{control::Failure, ingest::Refused};
 
 /// Between two tries.
 const RETRY_MIN: Duration = Duration::from_millis(100);
+/// Between two looks whether another replica still follows a run.
+const ELSEWHERE: Duration = Duration::from_secs(5);
 /// A run that is over, whose stream twice says nothing more and does not end as it should, is ended by what GetRun says.
 const VAIN_MAX: u32 = 2;
 
@@ -83,6 +85,12 @@ pub(super) async fn follow(shared: Arc<Shared>, id: RunId, mut run: Option<Run>,
             Stuck::Refused(Refused::InUse) => {
                 tracing::warn!(run = %id, name = shared.settings.name, "a run of a bridge is left alone: others write it");
                 return;
+            }
+            // Until that replica is gone.
+            Stuck::Refused(Refused::Elsewhere) => {
+                kept.send_replace(Kept::Something);
+                run = None;
+                wait = ELSEWHERE;
             }
             // The log has more of it than we knew: it is opened again.
             Stuck::Refused(error) => {

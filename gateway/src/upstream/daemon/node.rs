@@ -153,6 +153,11 @@ pub async fn follow(reading: &Reading, id: RunId, cause: Cause, known: &watch::S
                 known.send_replace(Known::There);
                 return End::Foreign;
             }
+            // Until that replica is gone.
+            Err(Refused::Elsewhere) => {
+                known.send_replace(Known::There);
+                backoff.wait(backoff.max).await;
+            }
             // The log has more of it than we knew, or cannot be read: it is opened again.
             Err(error) => {
                 tracing::warn!(run = %id, name = reading.settings.name, %error, "a node cannot be written; it is read again");

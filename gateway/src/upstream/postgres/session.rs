@@ -207,7 +207,7 @@ impl<'a> Session<'a> {
             Ok(Next::Nothing) => self.wakeups.answer(&id, &Ok(false)),
             // It is looked at again.
             Ok(_) | Err(Stuck::Refused(Refused::NotOwner)) => {}
-            Err(Stuck::Refused(Refused::Settled | Refused::InUse)) => self.wakeups.answer(&id, &Ok(true)),
+            Err(Stuck::Refused(Refused::Settled | Refused::InUse | Refused::Elsewhere)) => self.wakeups.answer(&id, &Ok(true)),
             Err(error) => self.wakeups.answer(&id, &Err(error.to_string())),
         }
         match result {
@@ -228,6 +228,8 @@ impl<'a> Session<'a> {
                 tracing::warn!(run = %id, name = self.settings.name, "a run of a database is left alone: others write it");
                 self.runs.foreign.insert(id.clone());
             }
+            // It is tried again with all the others: that replica may be gone then.
+            Err(Stuck::Refused(Refused::Elsewhere)) => {}
             // The log has more of it than we knew: it is opened again.
             Err(Stuck::Refused(Refused::NotOwner)) => self.wakeups.add(id.clone(), Look::ALL),
             Err(error) => {
