@@ -12,6 +12,7 @@ pub mod postgres;
 pub mod process;
 pub mod raw;
 pub mod records;
+pub mod replicas;
 pub mod server;
 pub mod wire;
 

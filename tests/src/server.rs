@@ -224,6 +224,12 @@ impl Server {
         (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
     }
 
+    /// What the private port says.
+    pub async fn admin_get(&self, path: &str) -> (u16, String) {
+        let answer = self.client().get(format!("{}{path}", self.admin)).send().await.expect("an answer");
+        (answer.status().as_u16(), answer.text().await.expect("a body"))
+    }
+
     /// The value of a metric, summed over the label sets that hold all of `labels`.
     pub async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         let text =

@@ -36,9 +36,8 @@ pub(super) struct Dirty {
 
 /// An entry of the bucket.
 #[derive(Serialize, Deserialize)]
-struct Stored<T> {
-    #[serde(flatten)]
-    info: T,
+struct Stored {
+    info: RunInfo,
     /// Some of it was too long: the run's last event says it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     cut: bool,
@@ -135,7 +134,7 @@ impl Shared {
     /// Takes what another replica has written of a run.
     fn take_entry(&self, key: &str, value: &Bytes) {
         let Some(run) = super::names::run_of(key) else { return };
-        let Stored { info, cut } = match serde_json::from_slice::<Stored<RunInfo>>(value) {
+        let Stored { info, cut } = match serde_json::from_slice::<Stored>(value) {
             Ok(stored) if stored.info.run == run => stored,
             Ok(_) => return tracing::warn!(key, "an entry of the bucket of runs is of another run"),
             Err(error) => return tracing::warn!(key, %error, "an entry of the bucket of runs cannot be read"),

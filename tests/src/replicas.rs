@@ -1,0 +1,165 @@
+//! Several servers that share one NATS, a sender that moves between them, and clients that go on wherever they are let in.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    nats::NatsServer,
+    records::{Door, End, Record, Way, is_complete, last_cursor},
+    server::{Options, Server},
+};
+
+/// How long anything may take before it counts as lost.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Between two tries.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// Settings of a server on this NATS.
+pub fn options(nats: &str) -> Options {
+    Options::default().toml(&format!("[log]\nbackend = \"nats\"\n[log.nats]\nservers = [\"{nats}\"]\n"))
+}
+
+/// Replicas on one NATS.
+pub struct Replicas {
+    pub servers: Vec<Server>,
+    pub nats: NatsServer,
+}
+
+impl Replicas {
+    pub fn start(count: usize) -> Self {
+        Self::start_with(count, |options| options)
+    }
+
+    pub fn start_with(count: usize, change: impl Fn(Options) -> Options) -> Self {
+        let nats = NatsServer::start();
+        let servers = (0..count).map(|_| Server::start_with(change(options(&nats.url)))).collect();
+        Self { servers, nats }
+    }
+
+    pub fn doors(&self) -> Vec<Door> {
+        self.servers.iter().map(Door::of).collect()
+    }
+}
+
+/// Sends a run in to one server or another, at most `lines` at once, and goes on wherever the log stands; then ends it.
+/// `pause` is waited between two requests.
+pub async fn write_anywhere(doors: &[Door], run: &str, lines: &[Bytes], pause: Duration, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let client = reqwest::Client::new();
+    let deadline = Instant::now() + PATIENCE;
+    let (mut at, mut base) = (0, doors[0].base.clone());
+    let mut is_sure = true;
+    while at < lines.len() {
+        assert!(Instant::now() < deadline, "the lines behind {at} of run {run} are not taken");
+        if rng.random_bool(0.2) {
+            base.clone_from(&doors[rng.random_range(0..doors.len())].base);
+            is_sure = false;
+        }
+        if !is_sure {
+            // Where another server stands, only it can say.
+            match ask(&client, &base, run).await {
+                Some(next) => (at, is_sure) = (next as usize, true),
+                None => {
+                    base.clone_from(&doors[rng.random_range(0..doors.len())].base);
+                    sleep(AGAIN).await;
+                    continue;
+                }
+            }
+            if at >= lines.len() {
+                break;
+            }
+        }
+        let count = rng.random_range(1..8).min(lines.len() - at);
+        let body: Vec<u8> = lines[at..at + count].iter().flat_map(|line| [line, &b"\n"[..]].concat()).collect();
+        let url = format!("{base}/v1/runs/{run}/events?session=tests&from={at}");
+        match client.post(url).body(body).timeout(PATIENCE).send().await {
+            Ok(answer) if answer.status().is_success() => at += count,
+            Ok(answer) if answer.status().as_u16() == 503 => is_sure = false,
+            Ok(answer) => panic!("run {run} at {at}: {} {}", answer.status(), answer.text().await.unwrap_or_default()),
+            // It was killed, perhaps with what we sent.
+            Err(_) => is_sure = false,
+        }
+        sleep(pause).await;
+    }
+    end_anywhere(doors, run).await;
+}
+
+/// Where a server stands; `None` when it does not say.
+async fn ask(client: &reqwest::Client, base: &str, run: &str) -> Option<u64> {
+    let answer = client.get(format!("{base}/v1/runs/{run}/ingest")).timeout(PATIENCE).send().await.ok()?;
+    match answer.status().as_u16() {
+        404 => Some(0),
+        200 => answer.json::<Value>().await.ok()?["next_line"].as_u64(),
+        _ => None,
+    }
+}
+
+async fn end_anywhere(doors: &[Door], run: &str) {
+    let client = reqwest::Client::new();
+    let deadline = Instant::now() + PATIENCE;
+    for door in doors.iter().cycle() {
+        assert!(Instant::now() < deadline, "run {run} cannot be ended");
+        let url = format!("{}/v1/runs/{run}/end", door.base);
+        match client.post(url).json(&json!({"session": "tests", "exit_status": 0})).timeout(PATIENCE).send().await {
+            Ok(answer) if answer.status().is_success() => return,
+            Ok(answer) if answer.status().as_u16() == 409 => {
+                let text = answer.text().await.unwrap_or_default();
+                assert!(text.contains("run_settled"), "run {run}: {text}");
+                return;
+            }
+            Ok(answer) if answer.status().as_u16() == 503 => {}
+            Ok(answer) => panic!("run {run}: {} {}", answer.status(), answer.text().await.unwrap_or_default()),
+            Err(_) => {}
+        }
+        sleep(AGAIN).await;
+    }
+}
+
+/// Watches a run to its end over one protocol, on one server after another, whatever breaks in between; gives what was
+/// seen and how many streams it took. `leave`: it also leaves by itself now and then.
+pub async fn watch_anywhere(doors: &[Door], way: Way, run: &str, leave: bool, seed: u64) -> (Vec<Record>, usize) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let (mut seen, mut streams) = (Vec::new(), 0);
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        assert!(Instant::now() < deadline, "{way:?}: run {run} is not seen to its end; behind {:?}", seen.last());
+        let door = &doors[rng.random_range(0..doors.len())];
+        let cursor = last_cursor(&seen);
+        let mut stream = match door.watch(way, run, cursor.as_deref()).await {
+            Ok(stream) => stream,
+            Err((204, _)) => {
+                assert!(is_complete(way, &seen), "{way:?}: nothing follows {cursor:?}");
+                return (seen, streams);
+            }
+            // It is not there, or the run is not made yet (5 and 14 are gRPC's words for it).
+            Err((0 | 404 | 503 | 5 | 14, _)) => {
+                sleep(AGAIN).await;
+                continue;
+            }
+            Err((status, body)) => panic!("{way:?} from {cursor:?}: {status} {body}"),
+        };
+        streams += 1;
+        let most = if leave { rng.random_range(1..40) } else { usize::MAX };
+        for _ in 0..most {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match tokio::time::timeout(left, stream.next()).await {
+                // What says goodbye is no record of the run.
+                Ok(Some(record)) if is_goodbye(&record) => {}
+                Ok(Some(record)) => seen.push(record),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        // 1001: go on elsewhere.
+        if is_complete(way, &seen) && matches!(stream.end, Some(End::Clean(code)) if code != 1001) {
+            return (seen, streams);
+        }
+    }
+}
+
+fn is_goodbye(record: &Record) -> bool {
+    record.cursor.is_none() && (record.kind == "error" || record.said["code"].is_string())
+}
