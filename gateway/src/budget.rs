@@ -190,6 +190,11 @@ impl Held {
         }
     }
 
+    /// Whether it was asked to go and has not got on since: one that is told late may have.
+    pub fn is_asked(&self) -> bool {
+        self.place.as_ref().is_some_and(Place::is_asked)
+    }
+
     /// Its peer took or sent so many bytes.
     pub fn gets_on(&mut self, bytes: usize) {
         let Some(place) = &mut self.place else { return };
@@ -218,6 +223,10 @@ impl Held {
 }
 
 impl Place {
+    fn is_asked(&self) -> bool {
+        self.number.is_some_and(|number| self.budget.holders().by_age.get(&number).is_some_and(|entry| entry.is_asked))
+    }
+
     fn leave(&mut self) {
         self.bytes = 0;
         if let Some(number) = self.number.take() {
@@ -324,6 +333,24 @@ mod tests {
         }
         held.take();
         waits.await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_gets_on_after_it_was_asked_need_not_go() {
+        let budget = Budget::new(10 * KIB, STUCK_AFTER, || {});
+        let (late, late_holder) = holder();
+        let mut held = budget.take(10 * KIB, Some(&late_holder)).await;
+        held.awaits_peer();
+        sleep(STUCK_AFTER).await;
+        assert!(budget.try_take(KIB, None).is_none());
+        assert!(held.is_asked());
+        held.gets_on(PROGRESS_BYTES);
+        held.awaits_peer();
+        assert!(is_asked(&late) && !held.is_asked());
+        // It is asked again when it is stuck again.
+        sleep(STUCK_AFTER).await;
+        assert!(budget.try_take(KIB, None).is_none());
+        assert!(is_asked(&late) && held.is_asked());
     }
 
     #[tokio::test(start_paused = true)]

@@ -52,7 +52,7 @@ struct Received {
     budget: Budget,
     bytes: usize,
     held: Option<Held>,
-    holder: Arc<dyn Holder>,
+    asked: Arc<Asked>,
     over: BoxFuture<'static, ()>,
 }
 
@@ -191,9 +191,13 @@ pub fn received(request: Request, budget: Budget) -> Request {
         return request;
     }
     let asked = Arc::new(Asked::default());
-    let holder: Arc<dyn Holder> = asked.clone();
-    let over = async move { asked.wait().await }.boxed();
-    request.map(|body| Body::new(Received { body, budget, bytes: 0, held: None, holder, over }))
+    let over = over(&asked);
+    request.map(|body| Body::new(Received { body, budget, bytes: 0, held: None, asked, over }))
+}
+
+fn over(asked: &Arc<Asked>) -> BoxFuture<'static, ()> {
+    let asked = asked.clone();
+    async move { asked.wait().await }.boxed()
 }
 
 impl http_body::Body for Received {
@@ -202,11 +206,16 @@ impl http_body::Body for Received {
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let fail = |what: &str| Poll::Ready(Some(Err(axum::Error::new(io::Error::other(what)))));
-        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
-            if let Some(held) = &mut self.held {
+        let this = &mut *self;
+        let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(context) else {
+            if let Some(held) = &mut this.held {
                 held.awaits_peer();
-                if self.over.as_mut().poll(context).is_ready() {
-                    self.held = None;
+                while this.over.as_mut().poll(context).is_ready() {
+                    this.over = over(&this.asked);
+                    if !held.is_asked() {
+                        continue;
+                    }
+                    this.held = None;
                     return fail("the request is slow to come, and others need the memory: try again later");
                 }
             }
@@ -219,7 +228,8 @@ impl http_body::Body for Received {
         }
         if self.bytes > self.held.as_ref().map_or(FREE_BYTES, Held::bytes) {
             let wanted = self.bytes.next_power_of_two() - self.held.as_ref().map_or(0, Held::bytes);
-            let Some(more) = self.budget.try_take(wanted, Some(&self.holder)) else {
+            let holder: Arc<dyn Holder> = self.asked.clone();
+            let Some(more) = self.budget.try_take(wanted, Some(&holder)) else {
                 return fail("too much is held for others: try again later");
             };
             match &mut self.held {

@@ -213,11 +213,18 @@ impl RawSocket {
     async fn writable(&self) -> Result<(), Unwritten> {
         let asked = async {
             match &self.held {
-                Some((_, asked)) => asked.wait().await,
+                Some((held, asked)) => {
+                    asked.wait().await;
+                    while !held.is_asked() {
+                        asked.wait().await;
+                    }
+                }
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
+            // On a busy machine both may be so when this has its turn: a peer that has taken something is not stuck.
+            biased;
             ready = timeout(self.stall, self.shared.stream.writable()) => match ready {
                 Ok(Ok(())) => Ok(()),
                 Ok(Err(_)) => Err(Unwritten::Gone),
@@ -354,5 +361,59 @@ impl AsyncWrite for RawSocket {
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(self.shut_down())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::poll;
+    use tokio::{io::AsyncReadExt as _, net::TcpListener, sync::Semaphore};
+
+    use super::*;
+
+    const BYTES: usize = 16 << 20;
+
+    /// A socket that writes much, until its peer, which is given too, takes no more; the budget is all used up.
+    async fn full(budget: &Budget) -> (RawSocket, TcpStream, VecDeque<Bytes>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let peer = TcpStream::connect(listener.local_addr().expect("an address")).await.expect("connected");
+        let (stream, _) = listener.accept().await.expect("accepted");
+        let place = Arc::new(Semaphore::new(1)).acquire_owned().await.expect("open");
+        let mut socket = RawSocket::new(stream, place, budget.clone(), Duration::from_secs(600));
+        assert!(socket.try_hold(BYTES));
+        (socket, peer, VecDeque::from([Bytes::from(vec![b'x'; BYTES])]))
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_has_taken_something_when_others_need_the_memory_is_not_cut_off() {
+        let budget = Budget::new(BYTES, Duration::ZERO, || {});
+        let (mut socket, mut peer, mut pieces) = full(&budget).await;
+        let mut write = std::pin::pin!(socket.write(&mut pieces, || {}));
+        assert!(poll!(&mut write).is_pending());
+        let mut taken = vec![0; 1 << 20];
+        peer.read_exact(&mut taken).await.expect("it was sent");
+        // That there is room is seen when the runtime looks for what has happened.
+        while std::future::poll_fn(|context| peer.poll_read_ready(context)).await.is_ok() && peer.try_read(&mut taken).is_ok() {
+            tokio::task::yield_now().await;
+        }
+        assert!(budget.try_take(1, None).is_none());
+        let read = async {
+            let mut rest = Vec::new();
+            peer.read_to_end(&mut rest).await
+        };
+        tokio::select! {
+            written = write => assert!(written.is_ok(), "{written:?}"),
+            _ = read => panic!("the socket is open"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_takes_nothing_is_cut_off_when_others_need_the_memory() {
+        let budget = Budget::new(BYTES, Duration::ZERO, || {});
+        let (mut socket, _peer, mut pieces) = full(&budget).await;
+        let (written, ()) = tokio::join!(socket.write(&mut pieces, || {}), async {
+            assert!(budget.try_take(1, None).is_none());
+        });
+        assert!(matches!(written, Err(Unwritten::CutOff)), "{written:?}");
     }
 }

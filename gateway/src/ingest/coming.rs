@@ -72,6 +72,9 @@ impl Coming {
                 held.awaits_peer();
                 whole.iter_mut().for_each(Held::awaits_peer);
                 self.asked.wait().await;
+                while !held.is_asked() && !whole.as_ref().is_some_and(Held::is_asked) {
+                    self.asked.wait().await;
+                }
             }
             None => std::future::pending().await,
         }

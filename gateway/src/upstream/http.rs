@@ -89,8 +89,9 @@ async fn take(feed: &mut Feed, body: Body, from: u64, door: &Door) -> Result<boo
         let piece = tokio::select! {
             biased;
             () = crate::stopped(&mut stop) => return Err(Refused::Closing),
-            () = coming.is_over() => return Err(Refused::NoRoom),
             piece = pieces.next() => piece,
+            // Only of one that has sent nothing more.
+            () = coming.is_over() => return Err(Refused::NoRoom),
         };
         match piece {
             Some(Ok(piece)) => {
