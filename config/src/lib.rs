@@ -15,7 +15,8 @@ pub use bridge::{Bridge, BridgeProtocol};
 pub use daemon::Daemon;
 pub use load::{ConfigError, load, render};
 pub use memory::{
-    ANSWER_BYTES, ANSWERS_MAX, BATCH_COPIES, FRAME_COPIES, FREE_BYTES, LINE_COPIES, MemoryMax, Part, REBUILD_BYTES, TEXT_COPIES,
+    ANSWER_BYTES, ANSWERS_MAX, BATCH_COPIES, DAEMON_ANSWER_BYTES_MAX, FOLLOWED_READ_BYTES, FRAME_COPIES, FREE_BYTES, LINE_COPIES,
+    MemoryMax, Part, REBUILD_BYTES, TEXT_COPIES,
 };
 pub use postgres::Postgres;
 pub use secret::Secret;

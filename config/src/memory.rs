@@ -16,6 +16,10 @@ pub const BATCH_COPIES: usize = 8;
 pub const TEXT_COPIES: usize = 8;
 /// A line that is coming is gathered in a buffer that doubles, and is copied when it does.
 pub const LINE_COPIES: usize = 3;
+/// So much is read of a bridge's connection at once.
+pub const FOLLOWED_READ_BYTES: usize = 64 << 10;
+/// The longest answer of a daemon's route that is no stream.
+pub const DAEMON_ANSWER_BYTES_MAX: usize = 16 << 20;
 /// One read of the log by an owner.
 pub const REBUILD_BYTES: usize = 8 << 20;
 /// Answers that are made whole (pages of steps, snapshots, conversations) at the same time,
@@ -37,8 +41,12 @@ const EVENT_COPIES: u64 = 4;
 const READ_BYTES: u64 = 256 << 10;
 /// A run of a database or a node of a daemon that is followed: what was read of it, and as what.
 const FOLLOWED_BYTES: u64 = 16 << 10;
-/// What is read of a bridge before it is kept: so much at least.
+/// What is read of a bridge before it is kept: so much, and what was begun.
 const BRIDGE_BATCH_BYTES: u64 = 4 << 20;
+/// What the library reads of a daemon's connection at once.
+const DAEMON_READ_BYTES: u64 = 416 << 10;
+/// What an HTTP/2 connection to a bridge or a daemon may have read.
+const WINDOW_BYTES: u64 = 8 << 20;
 /// A run id that is remembered, with its place in tables.
 const ID_BYTES: u64 = 512;
 
@@ -63,6 +71,7 @@ impl MemoryMax {
         let header = bytes(server.header_bytes_max.max(8192));
         let place = [PLACE_BYTES, LIBRARY_BYTES.max(header), header, bytes(FREE_BYTES), twice(stream.client_message_bytes_max)];
         let half = bytes(ingest.memory_bytes_max / 2);
+        let longest = upstream.iter().map(longest).fold(line, u64::max);
         let mut parts = vec![
             part("the program itself", BASE_BYTES),
             part(
@@ -78,8 +87,8 @@ impl MemoryMax {
                 times(ANSWERS_MAX, bytes(ANSWER_BYTES).max(line).saturating_mul(EVENT_COPIES)),
             ),
             part(
-                "lines that are coming: half of ingest.memory_bytes_max and 3 × ingest.line_bytes_max",
-                add(half, times(LINE_COPIES, line)),
+                "what is coming, of senders, daemons and bridges: half of ingest.memory_bytes_max and 3 × the longest",
+                add(half, times(LINE_COPIES, longest)),
             ),
             part(
                 "lines on their way into the log: the other half, at least 8 × (ingest.line_bytes_max + ingest.batch_bytes_max)",
@@ -131,6 +140,15 @@ impl MemoryMax {
     }
 }
 
+/// The most that one connection to an upstream holds of the budget for what is coming.
+fn longest(upstream: &Upstream) -> u64 {
+    match upstream {
+        Upstream::Daemon(daemon) => times(3, bytes(daemon.record_bytes_max)).max(bytes(DAEMON_ANSWER_BYTES_MAX)),
+        Upstream::Bridge(bridge) => add(BRIDGE_BATCH_BYTES, bytes(bridge.message_bytes_max)),
+        Upstream::Ndjson(_) | Upstream::Postgres(_) => 0,
+    }
+}
+
 /// What an upstream holds before its lines or rows have found room among those on their way into the log.
 fn of_upstream(upstream: &Upstream, settings: &Settings) -> Part {
     let line = bytes(settings.ingest.line_bytes_max);
@@ -140,22 +158,16 @@ fn of_upstream(upstream: &Upstream, settings: &Settings) -> Part {
             bytes: add(READ_BYTES, times(LINE_COPIES, line)),
         },
         Upstream::Daemon(daemon) => Part {
-            what: format!("the daemon {}: nodes_max × (3 × record_bytes_max + 16 KiB)", daemon.name),
-            bytes: times(daemon.nodes_max, add(FOLLOWED_BYTES, times(LINE_COPIES, bytes(daemon.record_bytes_max)))),
+            what: format!("the daemon {}: 8 MiB, nodes_max × 448 KiB", daemon.name),
+            bytes: add(WINDOW_BYTES, times(daemon.nodes_max, add(FOLLOWED_BYTES + DAEMON_READ_BYTES, bytes(FREE_BYTES)))),
         },
         Upstream::Bridge(bridge) => {
-            let message = bytes(bridge.message_bytes_max);
-            // What is kept together is as large as one message, or as what one read has.
-            let run = add(FOLLOWED_BYTES, times(LINE_COPIES, message.saturating_add(BRIDGE_BATCH_BYTES)));
+            // As many are followed as calls are passed through.
+            let each = FOLLOWED_BYTES + bytes(FOLLOWED_READ_BYTES + FREE_BYTES);
+            let runs = times(bridge.runs_max, each.saturating_mul(2));
             Part {
-                what: format!(
-                    "the bridge {}: runs_max × (6 × message_bytes_max + 12 MiB + 16 KiB), live_max × 16 KiB",
-                    bridge.name
-                ),
-                bytes: add(
-                    times(bridge.runs_max, add(run, times(LINE_COPIES, message))),
-                    times(bridge.live_max, bytes(FREE_BYTES)),
-                ),
+                what: format!("the bridge {}: 8 MiB, runs_max × 192 KiB, live_max × 16 KiB", bridge.name),
+                bytes: add(WINDOW_BYTES, add(runs, times(bridge.live_max, bytes(FREE_BYTES)))),
             }
         }
         Upstream::Postgres(database) => {
@@ -212,6 +224,15 @@ mod tests {
         let mut settings = Settings::default();
         settings.server.connections_max = usize::MAX;
         assert_eq!(MemoryMax::of(&settings).total(), u64::MAX);
+    }
+
+    #[test]
+    fn bridges_and_daemons_share_what_is_coming() {
+        let alone = MemoryMax::of(&Settings::default()).total();
+        let mut settings = Settings::default();
+        settings.upstream = vec![Upstream::Bridge(Box::default()), Upstream::Daemon(Box::default())];
+        let more = MemoryMax::of(&settings).total() - alone;
+        assert!(more < 1 << 30, "{}", MemoryMax::of(&settings).render());
     }
 
     #[test]

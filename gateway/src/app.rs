@@ -85,7 +85,7 @@ impl App {
                     tasks.spawn(postgres.follow(ingest, ingest_settings, upstreams, stop));
                 }
                 Upstream::Daemon(daemon) => {
-                    let daemon = upstream::daemon::Upstream::new(*daemon).map_err(anyhow::Error::msg)?;
+                    let daemon = upstream::daemon::Upstream::new(*daemon, ingest.arrivals()).map_err(anyhow::Error::msg)?;
                     finders.push(Arc::new(daemon.asking()));
                     nodes.push(Arc::new(daemon.asking()));
                     tasks.spawn(daemon.follow(ingest, ingest_settings, upstreams, stop));

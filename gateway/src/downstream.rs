@@ -242,3 +242,64 @@ async fn require_token(State(gateway): State<Gateway>, request: Request, next: N
     response.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use axum::body::Body;
+    use futures_util::{FutureExt as _, future::join_all};
+
+    use super::*;
+    use crate::{
+        ingest::{Ingest, Line, LineBatch},
+        log::{Embedded, TailLimits},
+    };
+
+    #[tokio::test]
+    async fn answers_that_are_made_whole_wait_for_a_place() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut settings = Settings::default();
+        settings.log.path = folder.path().join("log");
+        settings.server.insecure = true;
+        let log: Arc<dyn Log> = Arc::new(Embedded::open(&settings.log, TailLimits::of(&settings)).expect("opens"));
+        let ingest = Ingest::new(log.clone(), settings.ingest.clone());
+        let run = RunId::new("r").expect("an id");
+        let mut feed = ingest.attach(&run, "tests").await.expect("attached");
+        let lines = vec![Line::Whole("{\"type\":\"system\",\"subtype\":\"init\"}".into())];
+        feed.send(LineBatch { from: 0, lines, received: Instant::now(), at: 0 }).await.expect("sent");
+        feed.finish().await.expect("kept");
+        ingest.end(&run, "tests", Some(0)).await.expect("ended");
+        let hubs = Hubs::new(log.clone(), settings.fanout.clone(), &settings.stream);
+        let (_stop, stopped) = tokio::sync::watch::channel(false);
+        let controls = Controls::new(Vec::new(), settings.find.clone());
+        let gateway = Gateway::new(log, hubs, controls, Arc::new(settings), Drain::new(stopped, Duration::ZERO));
+        let service = gateway.service(Router::new());
+
+        let places = gateway.0.making.acquire_many(ANSWERS_MAX as u32).await.expect("open");
+        let get = |path: &str| Request::get(path).body(Body::empty()).expect("a request");
+        let conversation = Request::post("/sdk.v1.SdkAgentService/GetRunConversation")
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from("{\"runId\":\"r\"}"))
+            .expect("a request");
+        let requests = [
+            get("/v1/agents/runs"),
+            get("/v1/agents/runs/r"),
+            get("/v1/agents/runs/r/steps"),
+            get("/v1/nodes/r/outcome"),
+            conversation,
+        ];
+        let mut answers: Vec<_> = requests.map(|request| Box::pin(service.clone().oneshot(request))).into();
+        for _ in 0..100 {
+            for (number, answer) in answers.iter_mut().enumerate() {
+                assert!(answer.now_or_never().is_none(), "request {number} is answered without a place");
+            }
+            tokio::task::yield_now().await;
+        }
+        drop(places);
+        for (number, answer) in join_all(answers).await.into_iter().enumerate() {
+            let answer = answer.unwrap_or_else(|never| match never {});
+            assert_eq!(answer.status(), StatusCode::OK, "request {number}");
+        }
+    }
+}

@@ -11,7 +11,7 @@ mod rows;
 mod sessions;
 mod writer;
 
-pub use coming::Coming;
+pub use coming::{Coming, Lines as Arrivals};
 pub use lines::{Line, Lines};
 pub use rows::{Ending, Row, RowData, Rows};
 pub use sessions::{is_of_upstream, open_runs, session_of};
@@ -195,6 +195,16 @@ impl Ingest {
         self.0.memory.batches.take(bytes.saturating_mul(BATCH_COPIES).saturating_add(BATCH_BYTES), None).await
     }
 
+    /// What one connection may hold that is not on its way into the log yet, in the budget of all lines that are coming.
+    pub fn coming(&self) -> Coming {
+        self.arrivals().one()
+    }
+
+    /// The budget itself, for one who opens connections.
+    pub fn arrivals(&self) -> Arrivals {
+        self.0.memory.coming.clone()
+    }
+
     /// Ends all owners: what they were given is logged when this returns.
     pub async fn close(&self) {
         self.0.closed.store(true, Ordering::Relaxed);
@@ -277,7 +287,7 @@ impl Feed {
 
     /// What a connection's lines that are coming may hold.
     pub fn coming(&self) -> Coming {
-        Coming::new(self.ingest.0.memory.coming.clone())
+        self.ingest.coming()
     }
 
     /// Waits until all that was sent is logged.

@@ -117,7 +117,17 @@ impl Calls {
         let answers = bridge.open(call).await;
         metrics::call_passed(answers.is_ok());
         slot.free();
-        Ok(answers?.map(|answer| answer.map_err(RpcError::from)).boxed())
+        // Each message lies in the slot until the next one is asked for; an error is the last item.
+        let (calls, slot) = (self.clone(), slot.clone());
+        let answers = answers?.scan(false, move |has_failed, answer| {
+            let answer = answer.map_err(RpcError::from).and_then(|answer| {
+                slot.free();
+                calls.hold(&slot, answer.len()).map(|()| answer)
+            });
+            let item = (!std::mem::replace(has_failed, answer.is_err())).then_some(answer);
+            std::future::ready(item)
+        });
+        Ok(answers.boxed())
     }
 
     /// The stream of a turn: signs of life until the bridge has begun it, then the run.

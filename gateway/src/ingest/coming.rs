@@ -9,10 +9,10 @@ use crate::budget::{Asked, Budget, Held, Holder};
 
 /// See the module.
 #[derive(Clone)]
-pub(super) struct Lines {
-    pub budget: Budget,
+pub struct Lines {
+    budget: Budget,
     /// Whoever has it has room for a whole line.
-    pub spare: Budget,
+    spare: Budget,
 }
 
 /// What one connection's line holds.
@@ -24,17 +24,23 @@ pub struct Coming {
 }
 
 impl Lines {
-    pub fn new(bytes_max: usize, stuck_after: Duration, asked: fn()) -> Self {
+    pub(super) fn new(bytes_max: usize, stuck_after: Duration, asked: fn()) -> Self {
         Self { budget: Budget::new(bytes_max, stuck_after, asked), spare: Budget::new(1, stuck_after, asked) }
+    }
+
+    /// For one who asks alone, and holds `bytes` at most.
+    pub fn alone(bytes: usize) -> Self {
+        Self::new(bytes.saturating_mul(LINE_COPIES), Duration::MAX, || {})
+    }
+
+    /// Of one connection.
+    pub fn one(&self) -> Coming {
+        Coming { lines: self.clone(), held: None, asked: Arc::default() }
     }
 }
 
 impl Coming {
-    pub(super) fn new(lines: Lines) -> Self {
-        Self { lines, held: None, asked: Arc::default() }
-    }
-
-    /// Waits for room for a line of which there are `bytes` so far, `more` of them new.
+    /// Waits for room for what is coming, of which there are `bytes` so far, `more` of them new.
     pub async fn hold(&mut self, bytes: usize, more: usize) {
         if bytes <= FREE_BYTES {
             self.held = None;
@@ -53,7 +59,13 @@ impl Coming {
             held.gets_on(more);
         }
         let missing = wanted.saturating_sub(held.bytes());
-        if missing == 0 || whole.is_some() || budget.is_all(held) {
+        if missing == 0 {
+            // It is another line by now, or there are fewer.
+            *whole = None;
+            held.shrink(wanted);
+            return;
+        }
+        if whole.is_some() || budget.is_all(held) {
             return;
         }
         held.awaits_others();

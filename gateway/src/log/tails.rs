@@ -204,3 +204,23 @@ impl Tails {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_for_followers_is_bounded_and_counted_until_they_have_it() {
+        let limits = TailLimits { items_max: 1024, bytes_max: 100_000, open_bytes_max: 0 };
+        let (tails, run) = (Tails::new(limits), RunId::new("r").expect("an id"));
+        let mut tail = tails.follow(&run, || 0);
+        let tell = || tails.tell_live(&run, LiveItem::Thinking { text: "x".into() });
+        let waiting = || tails.waiting.load(std::sync::atomic::Ordering::Relaxed);
+        (0..1000).for_each(|_| tell());
+        let told = tail.items.len();
+        assert!(0 < told && told < 1000 && waiting() <= limits.bytes_max, "{told} of 1000, {} bytes", waiting());
+        while tail.items.try_recv().is_ok() {}
+        tell();
+        assert_eq!(tail.items.len(), 1, "there is room again");
+    }
+}

@@ -42,7 +42,7 @@ const WHOLE: Duration = Duration::from_secs(2);
 
 /// Calls the bridge once; the error says what to change.
 pub async fn check(settings: &Settings) -> Result<(), String> {
-    let client = Client::new(settings)?;
+    let client = Client::new(settings, ingest::Arrivals::alone(settings.message_bytes_max))?;
     client.ping().await.map_err(|failure| {
         let hint = match failure.code {
             runcast_translators::goodbye::RpcCode::Unauthenticated => ": give it its own token, as `token` or `token_file`",
@@ -109,7 +109,7 @@ impl Upstream {
     pub fn new(settings: Settings, ingest: Ingest, health: Upstreams) -> Result<Self, String> {
         let (jobs, queue) = mpsc::channel(settings.runs_max);
         let shared = Shared {
-            client: Client::new(&settings)?,
+            client: Client::new(&settings, ingest.arrivals())?,
             session: ingest::session_of("bridge", &settings.name),
             reach: Reach::new(&settings.name, health),
             live: Budget::new(settings.live_max.saturating_mul(FREE_BYTES), Duration::MAX, || {}),

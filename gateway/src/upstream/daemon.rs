@@ -16,7 +16,7 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use runcast_config::{Daemon as Settings, Ingest as IngestSettings};
+use runcast_config::{DAEMON_ANSWER_BYTES_MAX, Daemon as Settings, Ingest as IngestSettings};
 use runcast_translators::event::{NewRun, RunId};
 use serde_json::Value;
 use tokio::{
@@ -44,7 +44,7 @@ const BEGINS_MAX: usize = 256;
 
 /// Asks the daemon what it will be asked later; the error says what is wrong.
 pub async fn check(settings: &Settings) -> Result<(), String> {
-    let door = Door::new(settings)?;
+    let door = Door::new(settings, ingest::Arrivals::alone(DAEMON_ANSWER_BYTES_MAX))?;
     let found = async {
         if let Some(path) = &settings.list_path {
             door.list(path).await?;
@@ -110,8 +110,8 @@ struct Begin {
 impl Upstream {
     /// # Errors
     /// What is wrong with the settings.
-    pub fn new(settings: Settings) -> Result<Self, String> {
-        let door = Arc::new(Door::new(&settings).map_err(|error| format!("upstream {}: {error}", settings.name))?);
+    pub fn new(settings: Settings, arrivals: ingest::Arrivals) -> Result<Self, String> {
+        let door = Arc::new(Door::new(&settings, arrivals).map_err(|error| format!("upstream {}: {error}", settings.name))?);
         let (begin, begins) = mpsc::channel(BEGINS_MAX);
         Ok(Self { shared: Arc::new(Shared { settings, door, nodes: Mutex::default(), begin }), begins })
     }

@@ -30,6 +30,7 @@ const SESSION_BYTES_MAX: usize = 128;
 struct Door {
     ingest: Ingest,
     settings: IngestSettings,
+    end_bytes_max: usize,
     /// True from the first stop signal on: senders are told to go on elsewhere.
     stop: watch::Receiver<bool>,
 }
@@ -41,7 +42,7 @@ pub fn routes(ingest: Ingest, settings: IngestSettings, request_bytes_max: usize
         .route("/v1/runs/{run}/end", post(end).layer(DefaultBodyLimit::max(end_bytes_max)))
         .route("/v1/runs/{run}/events", post(events))
         .route("/v1/runs/{run}/ingest", get(progress))
-        .with_state(Door { ingest, settings, stop })
+        .with_state(Door { ingest, settings, end_bytes_max, stop })
 }
 
 #[derive(Debug, Deserialize)]
@@ -146,6 +147,10 @@ struct End {
 async fn end(State(door): State<Door>, RunPath(run): RunPath, body: Result<Bytes, BytesRejection>) -> Response {
     let body = match body {
         Ok(body) => body,
+        Err(error) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+            let what = format!("the end of a run is told in {} bytes at most", door.end_bytes_max);
+            return refuse(error.status(), "body_too_large", &what);
+        }
         Err(error) => return refuse(error.status(), "body_unreadable", &error.body_text()),
     };
     let end: End = match serde_json::from_slice(&body) {

@@ -74,6 +74,11 @@ impl Frames {
         Some(Frame::TooLong { flags, bytes: length as u64, head: kept })
     }
 
+    /// How much there is of a frame that is not whole.
+    pub fn bytes(&self) -> usize {
+        self.buffer.len()
+    }
+
     /// Whether the stream ended in the middle of a frame.
     pub fn is_torn(&self) -> bool {
         !self.buffer.is_empty() || self.skip > 0

@@ -14,8 +14,8 @@ use runcast_translators::{
 };
 use tokio::time::timeout;
 
-use super::http::{Http, Messages};
-use crate::control::Failure;
+use super::http::{Answer, Http, Messages};
+use crate::{control::Failure, ingest::Arrivals};
 
 /// One page of a list, and how many pages are read at most.
 const PAGE: u32 = 100;
@@ -30,12 +30,12 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub fn new(settings: &Settings) -> Result<Self, String> {
+    pub fn new(settings: &Settings, arrivals: Arrivals) -> Result<Self, String> {
         let codec = match settings.protocol {
             BridgeProtocol::Connect => Codec::Json,
             BridgeProtocol::Grpc => Codec::Proto,
         };
-        Ok(Self { http: Http::new(settings)?, codec, limit: Duration::from_millis(settings.request_timeout_ms) })
+        Ok(Self { http: Http::new(settings, arrivals)?, codec, limit: Duration::from_millis(settings.request_timeout_ms) })
     }
 
     /// Whether it is there, and takes our token.
@@ -47,7 +47,7 @@ impl Client {
     pub async fn get_run(&self, run: &RunId) -> Result<Option<Snapshot>, Failure> {
         let request = calls::request(self.codec, &[(1, "runId", run.as_str())]);
         match self.unary("SdkAgentService/GetRun", request).await {
-            Ok(answer) => calls::read_run(self.codec, &answer).map(Some).map_err(no_message),
+            Ok(answer) => calls::read_run(self.codec, &answer.message).map(Some).map_err(no_message),
             Err(failure) if is_unknown_run(&failure) => Ok(None),
             Err(failure) => Err(failure),
         }
@@ -71,7 +71,7 @@ impl Client {
             let request = calls::list_request(self.codec, Some(agent), PAGE, &cursor);
             async move {
                 let answer = self.unary("SdkAgentService/ListRuns", request).await?;
-                calls::read_runs(self.codec, &answer).map_err(no_message)
+                calls::read_runs(self.codec, &answer.message).map_err(no_message)
             }
         })
         .await
@@ -83,7 +83,7 @@ impl Client {
             let request = calls::list_request(self.codec, None, PAGE, &cursor);
             async move {
                 let answer = self.unary("SdkAgentService/ListAgents", request).await?;
-                calls::read_agents(self.codec, &answer).map_err(no_message)
+                calls::read_agents(self.codec, &answer.message).map_err(no_message)
             }
         });
         let id = |agent: &Json| agent.raw().get_string("agentId").filter(|id| !id.is_empty()).map(|id| id.into_owned());
@@ -103,7 +103,7 @@ impl Client {
         Ok(items)
     }
 
-    async fn unary(&self, method: &str, body: bytes::Bytes) -> Result<bytes::Bytes, Failure> {
+    async fn unary(&self, method: &str, body: bytes::Bytes) -> Result<Answer, Failure> {
         self.bounded(self.http.unary(method, self.codec, body)).await
     }
 

@@ -116,9 +116,11 @@ pub(super) async fn follow(shared: Arc<Shared>, id: RunId, mut run: Option<Run>,
 /// Asks for the run, and reads one stream of it. True when it is settled; false when it is to be asked again at once.
 async fn once(shared: &Shared, run: &mut Run, kept: &watch::Sender<Kept>, vain: &mut u32) -> Result<bool, Stuck> {
     // Only then does the bridge show the run from its store: else it may share a queue with whoever has sent it.
-    let snapshot = ask(shared, run).await?;
-    run.set_agent(&snapshot.agent());
-    let was_over = snapshot.is_terminal();
+    let was_over = {
+        let snapshot = ask(shared, run).await?;
+        run.set_agent(&snapshot.agent());
+        snapshot.is_terminal()
+    };
     run.begin().await?;
     let after = match run.resume() {
         Resume::After(offset) => Some(offset.clone()),
@@ -185,6 +187,10 @@ async fn read(shared: &Shared, run: &mut Run, messages: &mut Messages, kept: &wa
             Ok(Ok(Some(said))) => said,
             Ok(Ok(None)) => return Ok(Ended::Over),
             Ok(Err(failure)) => return Ok(Ended::of(failure, resumed && is_first)),
+            Err(_) if messages.waits_for_room => {
+                heard = Instant::now();
+                continue;
+            }
             Err(_) if heard.elapsed() >= silence => return Ok(Ended::Broken(Failure::lost("a stream is silent"))),
             Err(_) => {
                 if ask(shared, run).await?.is_terminal() {
@@ -203,6 +209,7 @@ async fn read(shared: &Shared, run: &mut Run, messages: &mut Messages, kept: &wa
             next = if batch.is_full() { None } else { messages.next_here() };
         }
         run.keep(&mut batch).await?;
+        messages.kept();
         kept.send_replace(run.kept());
         if run.is_settled() {
             return Ok(Ended::Settled);

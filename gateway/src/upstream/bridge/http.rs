@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use base64::Engine as _;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
@@ -13,7 +13,7 @@ use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
 };
-use runcast_config::{Bridge as Settings, BridgeProtocol};
+use runcast_config::{Bridge as Settings, BridgeProtocol, FOLLOWED_READ_BYTES};
 use runcast_translators::{
     bridge::{
         Codec, Frame, Frames,
@@ -24,7 +24,10 @@ use runcast_translators::{
 };
 use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs};
 
-use crate::control::{Detail, Failure};
+use crate::{
+    control::{Detail, Failure},
+    ingest::{Arrivals, Coming},
+};
 
 /// A connection without work is closed after this long: the vendor's bridge closes its side after 5 s.
 const IDLE: Duration = Duration::from_secs(3);
@@ -39,6 +42,13 @@ pub(super) struct Http {
     authorization: Option<HeaderValue>,
     pub protocol: BridgeProtocol,
     bytes_max: usize,
+    arrivals: Arrivals,
+}
+
+/// A message that answers a call, and its room.
+pub(super) struct Answer {
+    pub message: Bytes,
+    _coming: Coming,
 }
 
 /// What a stream says next.
@@ -52,7 +62,7 @@ pub(super) enum Said {
     },
 }
 
-/// The messages of an answer.
+/// The messages of an answer. What of them has come and is not kept yet is held among the lines that are coming.
 pub(super) struct Messages {
     body: Incoming,
     frames: Frames,
@@ -60,10 +70,16 @@ pub(super) struct Messages {
     headers: HeaderMap,
     waiting: VecDeque<Said>,
     end: Option<Result<(), Failure>>,
+    coming: Coming,
+    /// Bytes that were given and not kept yet, and that have come since room was asked for.
+    unkept: usize,
+    fresh: usize,
+    /// The bridge is not waited for, but room.
+    pub waits_for_room: bool,
 }
 
 impl Http {
-    pub fn new(settings: &Settings) -> Result<Self, String> {
+    pub fn new(settings: &Settings, arrivals: Arrivals) -> Result<Self, String> {
         let mut roots = RootCertStore::empty();
         if settings.url.starts_with("https://") {
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -84,6 +100,7 @@ impl Http {
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE)
+            .http1_max_buf_size(FOLLOWED_READ_BYTES)
             .http2_only(is_grpc)
             .build(connector);
         let authorization = settings.token.as_ref().map(|token| HeaderValue::try_from(format!("Bearer {}", token.expose())));
@@ -92,32 +109,33 @@ impl Http {
             value.set_sensitive(true);
         }
         let base = settings.url.trim_end_matches('/').to_owned();
-        Ok(Self { client, base, authorization, protocol: settings.protocol, bytes_max: settings.message_bytes_max })
+        let (protocol, bytes_max) = (settings.protocol, settings.message_bytes_max);
+        Ok(Self { client, base, authorization, protocol, bytes_max, arrivals })
     }
 
     /// One call that is answered by one message.
-    pub async fn unary(&self, method: &str, codec: Codec, body: Bytes) -> Result<Bytes, Failure> {
+    pub async fn unary(&self, method: &str, codec: Codec, body: Bytes) -> Result<Answer, Failure> {
         if self.protocol == BridgeProtocol::Grpc {
             let mut messages = self.stream(method, codec, body).await?;
-            let answer = match messages.next().await? {
+            let message = match messages.next().await? {
                 Some(Said::Message(message)) => message,
                 Some(Said::TooLong { bytes, .. }) => return Err(self.too_long(bytes)),
                 None => return Err(Failure::new(RpcCode::Internal, "the bridge has ended without an answer")),
             };
             // The status comes behind it.
             while messages.next().await?.is_some() {}
-            return Ok(answer);
+            return Ok(Answer { message, _coming: messages.coming });
         }
         let kind = if codec == Codec::Json { "application/json" } else { "application/proto" };
         let response = self.post(method, kind, body).await?;
         let status = response.status();
         let is_message =
             response.headers().get(header::CONTENT_TYPE).is_some_and(|got| got.as_bytes().starts_with(kind.as_bytes()));
-        let body = self.collect(response.into_body()).await?;
+        let answer = self.collect(response.into_body()).await?;
         match status {
-            StatusCode::OK if is_message => Ok(body),
-            StatusCode::OK => Err(no_answer(status, &body)),
-            _ => Err(connect_error(status, &body)),
+            StatusCode::OK if is_message => Ok(answer),
+            StatusCode::OK => Err(no_answer(status, &answer.message)),
+            _ => Err(connect_error(status, &answer.message)),
         }
     }
 
@@ -132,7 +150,7 @@ impl Http {
         let (head, body) = response.into_parts();
         let is_stream = head.headers.get(header::CONTENT_TYPE).is_some_and(|got| got.as_bytes().starts_with(kind.as_bytes()));
         if head.status != StatusCode::OK || !is_stream {
-            let body = self.collect(body).await?;
+            let body = self.collect(body).await?.message;
             return Err(if head.status == StatusCode::OK {
                 no_answer(head.status, &body)
             } else {
@@ -141,7 +159,18 @@ impl Http {
         }
         let frames = Frames::new(self.bytes_max);
         let (protocol, headers) = (self.protocol, head.headers);
-        Ok(Messages { body, frames, protocol, headers, waiting: VecDeque::new(), end: None })
+        Ok(Messages {
+            body,
+            frames,
+            protocol,
+            headers,
+            waiting: VecDeque::new(),
+            end: None,
+            coming: self.arrivals.one(),
+            unkept: 0,
+            fresh: 0,
+            waits_for_room: false,
+        })
     }
 
     async fn post(&self, method: &str, kind: &'static str, body: Bytes) -> Result<Response<Incoming>, Failure> {
@@ -157,11 +186,22 @@ impl Http {
         self.client.request(request).await.map_err(|error| Failure::lost(words(&error)))
     }
 
-    async fn collect(&self, body: Incoming) -> Result<Bytes, Failure> {
-        match http_body_util::Limited::new(body, self.bytes_max).collect().await {
-            Ok(body) => Ok(body.to_bytes()),
-            Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(self.too_long(self.bytes_max as u64 + 1)),
-            Err(error) => Err(Failure::lost(error)),
+    async fn collect(&self, mut body: Incoming) -> Result<Answer, Failure> {
+        let (mut message, mut coming) = (BytesMut::new(), self.arrivals.one());
+        loop {
+            let piece = tokio::select! {
+                biased;
+                piece = body.frame() => piece,
+                () = coming.is_over() => return Err(no_room()),
+            };
+            let Some(piece) = piece else { return Ok(Answer { message: message.freeze(), _coming: coming }) };
+            let Ok(piece) = piece.map_err(Failure::lost)?.into_data() else { continue };
+            let length = message.len() + piece.len();
+            if length > self.bytes_max {
+                return Err(self.too_long(length as u64));
+            }
+            coming.hold(length, piece.len()).await;
+            message.extend_from_slice(&piece);
         }
     }
 
@@ -177,12 +217,25 @@ impl Messages {
     pub async fn next(&mut self) -> Result<Option<Said>, Failure> {
         loop {
             if let Some(said) = self.waiting.pop_front() {
+                self.unkept += said.bytes();
                 return Ok(Some(said));
             }
             if let Some(end) = &self.end {
                 return end.clone().map(|()| None);
             }
-            match self.body.frame().await {
+            // Here, so that it is asked for again when the wait was given up.
+            self.waits_for_room = true;
+            self.coming.hold(self.unkept + self.frames.bytes(), std::mem::take(&mut self.fresh)).await;
+            self.waits_for_room = false;
+            let piece = tokio::select! {
+                biased;
+                piece = self.body.frame() => piece,
+                () = self.coming.is_over() => {
+                    self.end = Some(Err(no_room()));
+                    continue;
+                }
+            };
+            match piece {
                 None => {
                     self.end.get_or_insert_with(|| Err(Failure::lost("the stream was cut")));
                     if self.protocol == BridgeProtocol::Grpc && !self.frames.is_torn() && self.headers.contains_key("grpc-status")
@@ -194,6 +247,7 @@ impl Messages {
                 Some(Err(error)) => self.end = Some(Err(Failure::lost(words(&error)))),
                 Some(Ok(piece)) => match piece.into_data() {
                     Ok(data) => {
+                        self.fresh += data.len();
                         self.frames.push(&data);
                         self.take_frames();
                     }
@@ -211,7 +265,17 @@ impl Messages {
 
     /// A message that is here already. How the stream ends is left to [`Self::next`].
     pub fn next_here(&mut self) -> Option<Said> {
-        self.next().now_or_never()?.ok()?
+        let said = self.next().now_or_never();
+        if said.is_none() {
+            // Whoever asks does something else now.
+            self.coming.is_whole();
+        }
+        said?.ok()?
+    }
+
+    /// All that was given is on its way into the log, or elsewhere.
+    pub fn kept(&mut self) {
+        self.unkept = 0;
     }
 
     fn take_frames(&mut self) {
@@ -235,6 +299,19 @@ impl Messages {
             }
         }
     }
+}
+
+impl Said {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Message(message) => message.len(),
+            Self::TooLong { head, .. } => head.len(),
+        }
+    }
+}
+
+fn no_room() -> Failure {
+    Failure::new(RpcCode::ResourceExhausted, "the bridge is stuck within a message, and others need the memory")
 }
 
 /// The last frame of Connect.

@@ -23,7 +23,7 @@ impl Bridge for Passing {
         let call = self.in_its_codec(call)?;
         let sent = call.codec;
         let answer = self.noted(self.0.client.http.unary(&call.method, call.codec, call.body).await)?;
-        if sent == codec { Ok(answer) } else { sdk::answer_to_json(&method, &answer).map_err(untranslated) }
+        if sent == codec { Ok(answer.message) } else { sdk::answer_to_json(&method, &answer.message).map_err(untranslated) }
     }
 
     async fn open(&self, call: Call) -> Result<Answers, Failure> {
@@ -36,6 +36,8 @@ impl Bridge for Passing {
             let (method, _place) = (method.clone(), &place);
             async move {
                 let mut messages = messages?;
+                // Whoever has taken the last one holds it.
+                messages.kept();
                 match messages.next().await {
                     Ok(None) => None,
                     Ok(Some(Said::Message(message))) if sent == codec => Some((Ok(message), Some(messages))),

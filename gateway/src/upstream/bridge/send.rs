@@ -84,6 +84,9 @@ pub(super) async fn record(shared: Arc<Shared>, call: Call, tell: oneshot::Sende
             tracing::warn!(run = %id, %error, "a run that is sent has lost its writer; it is followed from now on");
             break Failure::new(RpcCode::Internal, error.to_string());
         }
+        if waiting.is_empty() {
+            messages.kept();
+        }
         if let Some(message) = update
             && !live.is_closed()
         {

@@ -10,8 +10,10 @@ use runcast_translators::{event::RunId, json::Json};
 use serde_json::Value;
 use tokio::time::timeout;
 
+use crate::ingest::Arrivals;
+
 /// The longest answer of a route that is no stream.
-const ANSWER_BYTES_MAX: usize = 16 << 20;
+const ANSWER_BYTES_MAX: usize = runcast_config::DAEMON_ANSWER_BYTES_MAX;
 /// How much of an answer's text an error repeats.
 const WORDS_MAX: usize = 200;
 
@@ -34,6 +36,8 @@ pub enum Trouble {
     Ended,
     #[error("a stream has been silent for {0} ms")]
     Silent(u128),
+    #[error("it is stuck within an answer, and others need the memory")]
+    NoRoom,
     #[error("it has ended a stream: {code}: {message}")]
     Said { code: String, message: String },
 }
@@ -45,7 +49,7 @@ impl Trouble {
             Self::Unreachable(_) | Self::Slow(_) | Self::Unauthorized(_) | Self::Nonsense(_) | Self::Silent(_) => true,
             Self::Refused { status, .. } => *status == 429 || *status >= 500,
             Self::Said { code, .. } => matches!(&**code, "draining" | "over_capacity" | "unauthorized"),
-            Self::Cut(_) | Self::Ended => false,
+            Self::Cut(_) | Self::Ended | Self::NoRoom => false,
         }
     }
 
@@ -80,12 +84,13 @@ pub struct Door {
     base: Url,
     token: Option<String>,
     answer_timeout: Duration,
+    arrivals: Arrivals,
 }
 
 impl Door {
     /// # Errors
     /// What is wrong with the settings.
-    pub fn new(settings: &Settings) -> Result<Self, String> {
+    pub fn new(settings: &Settings, arrivals: Arrivals) -> Result<Self, String> {
         let mut builder = Client::builder()
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
@@ -107,6 +112,7 @@ impl Door {
             base: Url::parse(base).map_err(|error| format!("url {base}: {error}"))?,
             token: settings.token.as_ref().map(|token| token.expose().to_owned()),
             answer_timeout: Duration::from_millis(settings.answer_timeout_ms),
+            arrivals,
         })
     }
 
@@ -255,14 +261,20 @@ impl Door {
 
     async fn body(&self, mut response: Response) -> Result<Bytes, Trouble> {
         let read = async {
-            let mut body = Vec::new();
-            while let Some(piece) = response.chunk().await.map_err(|error| Trouble::Unreachable(words(&error)))? {
+            let (mut body, mut coming) = (Vec::new(), self.arrivals.one());
+            loop {
+                let piece = tokio::select! {
+                    biased;
+                    piece = response.chunk() => piece.map_err(|error| Trouble::Unreachable(words(&error)))?,
+                    () = coming.is_over() => return Err(Trouble::NoRoom),
+                };
+                let Some(piece) = piece else { return Ok(Bytes::from(body)) };
                 if body.len() + piece.len() > ANSWER_BYTES_MAX {
                     return Err(Trouble::Nonsense(format!("an answer of more than {ANSWER_BYTES_MAX} bytes")));
                 }
+                coming.hold(body.len() + piece.len(), piece.len()).await;
                 body.extend_from_slice(&piece);
             }
-            Ok(Bytes::from(body))
         };
         timeout(self.answer_timeout, read).await.unwrap_or(Err(Trouble::Slow(self.answer_timeout.as_millis())))
     }

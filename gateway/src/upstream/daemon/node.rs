@@ -288,8 +288,14 @@ impl Node<'_> {
         let mut sse = SseDecoder::new(settings.record_bytes_max);
         let mut hearing = Hearing { first: Some(resume), last_id: String::new(), bytes_max: settings.record_bytes_max };
         let (mut said, mut decoded, mut unheard) = (Vec::new(), Vec::new(), 0);
+        let mut coming = self.reading.ingest.coming();
         loop {
-            let piece: Bytes = match timeout(silence, response.chunk()).await {
+            let heard = tokio::select! {
+                biased;
+                heard = timeout(silence, response.chunk()) => heard,
+                () = coming.is_over() => return Ok(Outcome::Trouble(Trouble::NoRoom)),
+            };
+            let piece: Bytes = match heard {
                 Ok(Ok(Some(piece))) => piece,
                 Ok(Ok(None)) => return Ok(Outcome::Trouble(Trouble::Ended)),
                 Ok(Err(error)) => return Ok(Outcome::Trouble(Trouble::Cut(words(&error)))),
@@ -299,6 +305,8 @@ impl Node<'_> {
             sse.push(&piece, &mut said);
             // Those events that are whole now are no larger.
             let whole = unheard + piece.len();
+            coming.hold(whole, piece.len()).await;
+            coming.is_whole();
             unheard = if said.is_empty() { unheard + piece.len() } else { 0 };
             if unheard > settings.record_bytes_max.saturating_mul(2) {
                 return Ok(Outcome::Trouble(Trouble::Nonsense(format!("{unheard} bytes that are no event stream"))));
@@ -317,6 +325,7 @@ impl Node<'_> {
             self.has_progressed |= decoded.iter().any(|decoded| !matches!(decoded, Decoded::Omitted(_)));
             let _room = self.reading.ingest.room(whole).await;
             self.writer.take(decoded.drain(..), received).await?;
+            coming.hold(unheard, 0).await;
             match end {
                 _ if self.decoder.is_settled() => return Ok(Outcome::Settled),
                 Some(outcome @ Outcome::Again) => {
