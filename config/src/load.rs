@@ -116,6 +116,11 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         ("log.group_bytes_max", log.group_bytes_max),
         ("log.journal_bytes_max", log.journal_bytes_max),
         ("log.queue_max", log.queue_max),
+        ("log.nats.singles_max", log.nats.singles_max),
+        ("log.nats.batches_max", log.nats.batches_max),
+        ("log.nats.batch_bytes_max", log.nats.batch_bytes_max),
+        ("log.nats.event_bytes_max", log.nats.event_bytes_max),
+        ("log.nats.live_queue_max", log.nats.live_queue_max),
         ("ingest.line_bytes_max", ingest.line_bytes_max),
         ("ingest.batch_bytes_max", ingest.batch_bytes_max),
         ("ingest.memory_bytes_max", ingest.memory_bytes_max),
@@ -154,6 +159,11 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         ("stream.write_stall_ms", stream.write_stall_ms),
         ("find.wait_ms", find.wait_ms),
         ("log.retention.sweep_every_ms", log.retention.sweep_every_ms),
+        ("log.nats.connect_timeout_ms", log.nats.connect_timeout_ms),
+        ("log.nats.answer_wait_ms", log.nats.answer_wait_ms),
+        ("log.nats.check_every_ms", log.nats.check_every_ms),
+        ("log.nats.index_every_ms", log.nats.index_every_ms),
+        ("log.nats.lease_ms", log.nats.lease_ms),
         ("server.header_timeout_ms", server.header_timeout_ms),
     ] {
         if value == 0 {
@@ -167,6 +177,26 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
     }
     if log.path.as_os_str().is_empty() {
         return invalid("log.path", "must name a folder");
+    }
+    let is_word = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-');
+    if log.nats.name.is_empty() || log.nats.name.len() > 32 || !log.nats.name.chars().all(is_word) {
+        return invalid("log.nats.name", "must be 1 to 32 letters, digits, _ or -");
+    }
+    if log.nats.servers.is_empty() {
+        return invalid("log.nats.servers", "must name a server: nats://127.0.0.1:4222");
+    }
+    if !matches!(log.nats.replicas, 1..=5) {
+        return invalid("log.nats.replicas", "must be 1 to 5");
+    }
+    let ways = [log.nats.credentials_file.is_some(), log.nats.nkey_file.is_some(), log.nats.user.is_some()];
+    if ways.into_iter().filter(|is_given| *is_given).count() > 1 {
+        return invalid("log.nats", "has more than one of credentials_file, nkey_file and user: keep one");
+    }
+    if log.nats.user.is_some() != log.nats.password_file.is_some() {
+        return invalid("log.nats", "must have both of user and password_file, or neither");
+    }
+    if log.nats.certificate_file.is_some() != log.nats.key_file.is_some() {
+        return invalid("log.nats", "must have both of certificate_file and key_file, or neither");
     }
     if let Some(origin) = server.allowed_origins.iter().find(|origin| !origin.contains("://") || origin.ends_with('/')) {
         return invalid(
@@ -282,6 +312,24 @@ mod tests {
     }
 
     #[test]
+    fn the_examples_are_valid() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
+        let mut seen = 0;
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.extension().is_some_and(|extension| extension == "toml") {
+                let text = std::fs::read_to_string(&path).expect("readable");
+                // The files with secrets are not here.
+                let text = text.replace("token_file = \"/run/secrets/runcast-dashboard\"", "token = \"0123456789abcdef\"");
+                let text = text.replace("url_file = \"/run/secrets/agents-database-url\"", "url = \"postgres:///agents\"");
+                from(&text, &[]).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+                seen += 1;
+            }
+        }
+        assert_eq!(seen, 3);
+    }
+
+    #[test]
     fn the_environment_wins_over_the_file() {
         let settings = from(
             "[log]\npath = \"a\"\n",
@@ -312,6 +360,12 @@ mod tests {
             ("[[auth.tokens]]\nname = \"x\"\ntoken = \"short\"\n", "auth.tokens"),
             ("[ingest]\nagent = \"bc-1\"\n", "ingest.agent"),
             ("[log]\npath = \"\"\n", "log.path"),
+            ("[log]\nbackend = \"kafka\"\n", "backend"),
+            ("[log.nats]\nname = \"a.b\"\n", "log.nats.name"),
+            ("[log.nats]\nservers = []\n", "log.nats.servers"),
+            ("[log.nats]\nreplicas = 0\n", "log.nats.replicas"),
+            ("[log.nats]\nuser = \"u\"\n", "log.nats"),
+            ("[log.nats]\nlease_ms = 0\n", "log.nats.lease_ms"),
             ("[server]\nallowed_origins = [\"dash.example\"]\n", "server.allowed_origins"),
             ("[[upstream]]\nkind = \"ndjson\"\npath = \"x\"\nrun = \"\"\n", "upstream.run"),
             ("[[upstream]]\nkind = \"postgres\"\n", "upstream.url"),

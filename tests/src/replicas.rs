@@ -45,77 +45,71 @@ impl Replicas {
     }
 }
 
-/// Sends a run in to one server or another, at most `lines` at once, and goes on wherever the log stands; then ends it.
+/// Sends a run in to one server or another, from wherever the log stands and a few lines further each time; then ends it.
 /// `pause` is waited between two requests.
 pub async fn write_anywhere(doors: &[Door], run: &str, lines: &[Bytes], pause: Duration, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let client = reqwest::Client::new();
     let deadline = Instant::now() + PATIENCE;
-    let (mut at, mut base) = (0, doors[0].base.clone());
-    let mut is_sure = true;
-    while at < lines.len() {
-        assert!(Instant::now() < deadline, "the lines behind {at} of run {run} are not taken");
+    let (mut sent, mut base) = (0, doors[0].base.clone());
+    loop {
+        assert!(Instant::now() < deadline, "the lines behind {sent} of run {run} are not taken");
         if rng.random_bool(0.2) {
             base.clone_from(&doors[rng.random_range(0..doors.len())].base);
-            is_sure = false;
         }
-        if !is_sure {
-            // Where another server stands, only it can say.
-            match ask(&client, &base, run).await {
-                Some(next) => (at, is_sure) = (next as usize, true),
-                None => {
-                    base.clone_from(&doors[rng.random_range(0..doors.len())].base);
-                    sleep(AGAIN).await;
-                    continue;
-                }
-            }
-            if at >= lines.len() {
-                break;
-            }
+        // What was taken and is not kept goes down with its server: only the log says from where to go on.
+        let Some(kept) = ask(&client, &base, run).await else {
+            base.clone_from(&doors[rng.random_range(0..doors.len())].base);
+            sleep(AGAIN).await;
+            continue;
+        };
+        if kept > lines.len() {
+            return;
         }
-        let count = rng.random_range(1..8).min(lines.len() - at);
-        let body: Vec<u8> = lines[at..at + count].iter().flat_map(|line| [line, &b"\n"[..]].concat()).collect();
-        let url = format!("{base}/v1/runs/{run}/events?session=tests&from={at}");
+        let until = (sent.max(kept) + rng.random_range(1..8)).min(lines.len());
+        let body: Vec<u8> = lines[kept..until].iter().flat_map(|line| [line, &b"\n"[..]].concat()).collect();
+        let url = format!("{base}/v1/runs/{run}/events?session=tests&from={kept}");
         match client.post(url).body(body).timeout(PATIENCE).send().await {
-            Ok(answer) if answer.status().is_success() => at += count,
-            Ok(answer) if answer.status().as_u16() == 503 => is_sure = false,
-            Ok(answer) => panic!("run {run} at {at}: {} {}", answer.status(), answer.text().await.unwrap_or_default()),
+            Ok(answer) if answer.status().is_success() => sent = until,
+            Ok(answer) if answer.status().as_u16() == 503 => {}
+            Ok(answer) => panic!("run {run} at {kept}: {} {}", answer.status(), answer.text().await.unwrap_or_default()),
             // It was killed, perhaps with what we sent.
-            Err(_) => is_sure = false,
+            Err(_) => {}
+        }
+        if sent == lines.len() && end(&client, &base, run, lines.len()).await {
+            return;
         }
         sleep(pause).await;
     }
-    end_anywhere(doors, run).await;
 }
 
 /// Where a server stands; `None` when it does not say.
-async fn ask(client: &reqwest::Client, base: &str, run: &str) -> Option<u64> {
+async fn ask(client: &reqwest::Client, base: &str, run: &str) -> Option<usize> {
     let answer = client.get(format!("{base}/v1/runs/{run}/ingest")).timeout(PATIENCE).send().await.ok()?;
     match answer.status().as_u16() {
         404 => Some(0),
-        200 => answer.json::<Value>().await.ok()?["next_line"].as_u64(),
+        200 => answer.json::<Value>().await.ok()?["next_line"].as_u64().and_then(|line| usize::try_from(line).ok()),
+        // It was ended, and the answer was lost.
+        409 => Some(usize::MAX),
         _ => None,
     }
 }
 
-async fn end_anywhere(doors: &[Door], run: &str) {
-    let client = reqwest::Client::new();
-    let deadline = Instant::now() + PATIENCE;
-    for door in doors.iter().cycle() {
-        assert!(Instant::now() < deadline, "run {run} cannot be ended");
-        let url = format!("{}/v1/runs/{run}/end", door.base);
-        match client.post(url).json(&json!({"session": "tests", "exit_status": 0})).timeout(PATIENCE).send().await {
-            Ok(answer) if answer.status().is_success() => return,
-            Ok(answer) if answer.status().as_u16() == 409 => {
-                let text = answer.text().await.unwrap_or_default();
-                assert!(text.contains("run_settled"), "run {run}: {text}");
-                return;
-            }
-            Ok(answer) if answer.status().as_u16() == 503 => {}
-            Ok(answer) => panic!("run {run}: {} {}", answer.status(), answer.text().await.unwrap_or_default()),
-            Err(_) => {}
+/// Ends a run on a server that has all of it; whether it is ended.
+async fn end(client: &reqwest::Client, base: &str, run: &str, lines: usize) -> bool {
+    if ask(client, base, run).await != Some(lines) {
+        return false;
+    }
+    let url = format!("{base}/v1/runs/{run}/end");
+    match client.post(url).json(&json!({"session": "tests", "exit_status": 0})).timeout(PATIENCE).send().await {
+        Ok(answer) if answer.status().is_success() => true,
+        Ok(answer) if answer.status().as_u16() == 503 => false,
+        Ok(answer) => {
+            let text = answer.text().await.unwrap_or_default();
+            assert!(text.contains("run_settled"), "run {run}: {text}");
+            true
         }
-        sleep(AGAIN).await;
+        Err(_) => false,
     }
 }
 

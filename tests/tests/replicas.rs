@@ -16,7 +16,7 @@ use runcast_tests::{
 };
 
 /// What all clients saw is the run, as each server shows it now.
-async fn assert_all(doors: &[Door], run: &str, seen: Vec<(Vec<Record>, usize)>, input: &[u8]) {
+async fn assert_all(doors: &[Door], run: &str, seen: Vec<(Vec<Record>, usize)>, input: &bytes::Bytes) {
     let truth = fixtures::truth(input);
     for (way, (seen, _)) in WAYS.into_iter().zip(&seen) {
         for door in doors {

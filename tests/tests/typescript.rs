@@ -29,11 +29,7 @@ fn node(what: &str, arguments: &[&str], library: &Path) -> Option<()> {
 fn build() -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().to_str().expect("UTF-8");
-    node(
-        "tsc",
-        &["node_modules/typescript/bin/tsc", "--project", "tsconfig.build.json", "--outDir", out],
-        folder.path(),
-    )?;
+    node("tsc", &["node_modules/typescript/bin/tsc", "--project", "tsconfig.build.json", "--outDir", out], folder.path())?;
     std::fs::write(folder.path().join("package.json"), r#"{"type":"module"}"#).expect("written");
     Some(folder)
 }

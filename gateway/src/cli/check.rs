@@ -2,10 +2,13 @@
 
 use std::process::ExitCode;
 
-use runcast_config::{Settings, Upstream};
+use runcast_config::{Backend, Settings, Upstream};
 
 use super::{ConfigArgs, EXIT_CONFIG, fail};
-use crate::upstream::{bridge, daemon, postgres};
+use crate::{
+    log::Nats,
+    upstream::{bridge, daemon, postgres},
+};
 
 /// The exit status for an upstream that cannot be read, as sysexits has it for a service that is not available.
 const EXIT_UPSTREAM: u8 = 69;
@@ -25,13 +28,26 @@ impl Check {
         };
         print!("{}", runcast_config::render(&settings));
         print!("\n{}", runcast_config::MemoryMax::of(&settings).render());
-        let checked = super::runtime().map(|runtime| runtime.block_on(upstreams(&settings)));
+        let checked = super::runtime().map(|runtime| runtime.block_on(everything(&settings)));
         match checked {
             Ok(wrong) if wrong.is_empty() => ExitCode::SUCCESS,
             Ok(wrong) => fail(&wrong.join("\nruncast: "), EXIT_UPSTREAM),
             Err(error) => fail(&error, EXIT_UPSTREAM),
         }
     }
+}
+
+/// What is wrong with the bus, if there is one, and with the upstreams.
+async fn everything(settings: &Settings) -> Vec<String> {
+    let mut wrong = Vec::new();
+    if settings.log.backend == Backend::Nats {
+        match Nats::look(&settings.log).await {
+            Ok(found) => println!("\n{}", found.join("\n")),
+            Err(error) => wrong.push(format!("log.nats: {error}")),
+        }
+    }
+    wrong.extend(upstreams(settings).await);
+    wrong
 }
 
 /// What is wrong with the upstreams that can be asked.

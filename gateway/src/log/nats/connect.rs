@@ -11,7 +11,7 @@ use super::OpenError;
 /// The oldest server that has atomic batches and batched reads.
 const SERVER_MIN: (i64, i64, i64) = (2, 12, 0);
 /// Messages of one subscription that wait to be taken; beyond, the library drops some, which is found out.
-const SUBSCRIPTION_MAX: usize = 4096;
+const SUBSCRIPTION_MAX: usize = 1024;
 
 /// Connects; `links` counts how often it was connected.
 pub(super) async fn connect(settings: &NatsSettings, links: watch::Sender<u64>) -> Result<Client, OpenError> {
