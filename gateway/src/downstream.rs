@@ -123,6 +123,15 @@ impl Gateway {
         }
     }
 
+    /// The run, known as far as `is_enough` asks for if there is so much: what this process knows may be behind the log, and
+    /// another one may have given out the cursor.
+    async fn known(&self, info: Arc<RunInfo>, is_enough: impl Fn(&RunInfo) -> bool) -> Result<Arc<RunInfo>, NoRun> {
+        if is_enough(&info) {
+            return Ok(info);
+        }
+        self.log().info_now(&info.run).await?.ok_or(NoRun::Unknown)
+    }
+
     fn controls(&self) -> &Controls {
         &self.0.controls
     }

@@ -200,6 +200,11 @@ pub trait Log: Send + Sync + 'static {
     /// What the index knows of a run; a tombstone is none.
     async fn info(&self, run: &RunId) -> Result<Option<Arc<RunInfo>>, ReadError>;
 
+    /// The same as the log itself has it, where what is known here may be behind.
+    async fn info_now(&self, run: &RunId) -> Result<Option<Arc<RunInfo>>, ReadError> {
+        self.info(run).await
+    }
+
     async fn list(&self, filter: RunFilter) -> Result<RunPage, ReadError>;
 
     /// Follows a run, whether it exists or not.

@@ -3,6 +3,7 @@
 //! This file stands alone: the tests of the package `runcast` take it in too.
 
 use std::{
+    io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -17,6 +18,8 @@ pub struct NatsServer {
     /// What clients connect to.
     pub url: String,
     port: u16,
+    /// Where it tells of itself.
+    monitor: u16,
     args: Vec<String>,
     folder: tempfile::TempDir,
     child: Option<Child>,
@@ -47,13 +50,13 @@ impl NatsServer {
 
     fn new(mut args: Vec<String>, config: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let port = free_port();
+        let (port, monitor) = (free_port(), free_port());
         if !config.is_empty() {
             let path = folder.path().join("nats.conf");
             std::fs::write(&path, config).expect("written");
             args.extend(["-c".to_owned(), path.display().to_string()]);
         }
-        Self { url: format!("nats://127.0.0.1:{port}"), port, args, folder, child: None }
+        Self { url: format!("nats://127.0.0.1:{port}"), port, monitor, args, folder, child: None }
     }
 
     /// Three servers that know each other.
@@ -85,7 +88,7 @@ impl NatsServer {
         self.kill();
         let log = std::fs::File::create(self.folder.path().join("log")).expect("a file");
         let child = Command::new(program())
-            .args(["-js", "-a", "127.0.0.1", "-p", &self.port.to_string(), "-sd"])
+            .args(["-js", "-a", "127.0.0.1", "-p", &self.port.to_string(), "-m", &self.monitor.to_string(), "-sd"])
             .arg(self.folder.path().join("data"))
             .args(&self.args)
             .stdout(Stdio::null())
@@ -103,6 +106,27 @@ impl NatsServer {
             assert!(!ended && Instant::now() < deadline, "nats-server does not come up:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// What it says of itself under `path`; nothing while it is not there.
+    fn tells(&self, path: &str) -> Option<String> {
+        let mut socket = TcpStream::connect(("127.0.0.1", self.monitor)).ok()?;
+        socket.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    }
+
+    /// How many consumers there are on its streams.
+    pub fn consumers(&self) -> usize {
+        let answer = self.tells("/jsz").expect("an answer");
+        let number = answer.split("\"consumers\":").nth(1).expect("a number").trim_start();
+        number.chars().take_while(char::is_ascii_digit).collect::<String>().parse().expect("a number")
+    }
+
+    /// Whether it is there, with all that the others of its cluster have.
+    pub fn is_healthy(&self) -> bool {
+        self.tells("/healthz").is_some_and(|answer| answer.starts_with("HTTP/1.0 200") || answer.starts_with("HTTP/1.1 200"))
     }
 
     /// What it has said.

@@ -137,7 +137,7 @@ pub async fn watch_anywhere(doors: &[Door], way: Way, run: &str, leave: bool, se
             Err((status, body)) => panic!("{way:?} from {cursor:?}: {status} {body}"),
         };
         streams += 1;
-        let most = if leave { rng.random_range(1..40) } else { usize::MAX };
+        let most = if leave { rng.random_range(1..16) } else { usize::MAX };
         for _ in 0..most {
             let left = deadline.saturating_duration_since(Instant::now());
             match tokio::time::timeout(left, stream.next()).await {

@@ -157,6 +157,15 @@ impl Place {
         }
     }
 
+    /// Whether what is known of a run is enough to say where this is.
+    pub fn is_within(self, info: &runcast_translators::event::RunInfo) -> bool {
+        match self {
+            Self::Start => true,
+            Self::Since(Since(index)) => info.last_step_index.is_some_and(|last| index <= last),
+            Self::Cursor(cursor) => cursor.seq <= info.head,
+        }
+    }
+
     pub async fn find(self, gateway: &Gateway, info: &runcast_translators::event::RunInfo) -> Result<Found, ReadError> {
         let start = Found { seq: info.first - 1, is_elsewhere: false };
         Ok(match self {
@@ -177,7 +186,7 @@ impl Place {
 }
 
 async fn page(gateway: &Gateway, run: &RunId, place: Place, limit: usize) -> Result<Vec<u8>, NoRun> {
-    let info = gateway.run(run).await?;
+    let info = gateway.known(gateway.run(run).await?, |info| place.is_within(info)).await?;
     let context = gateway.hubs().context(run).await?.ok_or(NoRun::Unknown)?;
     let found = place.find(gateway, &info).await?;
     let mut at = found.seq;

@@ -185,6 +185,8 @@ impl Calls {
             None | Some("") => None,
             Some(text) => Some(Offset::read(text, &info.run).map_err(|error| self.invalid(error.to_string()))?),
         };
+        let is_within = |info: &RunInfo| offset.as_ref().is_none_or(|offset| offset.seq <= info.head);
+        let info = self.gateway.known(info, is_within).await.map_err(|error| self.no_run(run, error))?;
         let never = || self.invalid("after_offset: the offset was never issued");
         let mut after_result = false;
         let position = match offset {
@@ -325,14 +327,18 @@ impl Calls {
 
     async fn info(&self, run: &str) -> Result<Arc<RunInfo>, RpcError> {
         let id = RunId::new(run).map_err(|error| self.invalid(format!("run_id: {error}")))?;
-        self.gateway.run(&id).await.map_err(|error| match error {
+        self.gateway.run(&id).await.map_err(|error| self.no_run(run, error))
+    }
+
+    fn no_run(&self, run: &str, error: NoRun) -> RpcError {
+        match error {
             NoRun::Unknown => self.unknown(run),
             NoRun::Log(error) => error.into(),
             NoRun::Unavailable | NoRun::Busy => {
                 metrics::refused(self.protocol, error.goodbye().ending().label);
                 error.goodbye().into()
             }
-        })
+        }
     }
 
     fn unknown(&self, run: &str) -> RpcError {

@@ -84,14 +84,15 @@ async fn events(
     if gateway.drain().has_begun() {
         return farewell(encoding, protocol, Goodbye::Draining, gateway.settings().stream.retry_ms);
     }
-    let info = match gateway.run(&run).await {
+    let start = position.unwrap_or(Position::START);
+    let known = async { gateway.known(gateway.run(&run).await?, |info| start.seq <= info.head).await };
+    let info = match known.await {
         Ok(info) => info,
         Err(error @ (NoRun::Unavailable | NoRun::Busy)) => {
             return farewell(encoding, protocol, error.goodbye(), gateway.settings().stream.retry_ms);
         }
         Err(error) => return error.answer(protocol, UNKNOWN),
     };
-    let start = position.unwrap_or(Position::START);
     if info.is_settled() && start.seq == info.head {
         // Nothing can follow: this is what ends an EventSource's reconnecting.
         return StatusCode::NO_CONTENT.into_response();

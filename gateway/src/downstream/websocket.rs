@@ -189,6 +189,7 @@ impl Socket {
             Goodbye::Internal
         };
         let info = gateway.run(run).await.map_err(|error| error.goodbye())?;
+        let info = gateway.known(info, |info| place.is_within(info)).await.map_err(|error| error.goodbye())?;
         let found = place.find(gateway, &info).await.map_err(internal)?;
         let position = Position::at(found.seq);
         let reader = gateway.hubs().read(run, position, deltas).await.map_err(internal)?.ok_or(Goodbye::UnknownRun)?;

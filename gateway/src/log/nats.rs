@@ -288,6 +288,16 @@ impl Log for Nats {
         self.shared.info(run).await
     }
 
+    async fn info_now(&self, run: &RunId) -> Result<Option<Arc<RunInfo>>, ReadError> {
+        let last = self.shared.last(run).await?;
+        if let Some(follow) = self.shared.following(run)
+            && last.as_ref().is_some_and(|last| last.seq > follow.head())
+        {
+            follow.look_soon();
+        }
+        self.shared.known_at(run, last.as_ref()).await
+    }
+
     async fn list(&self, filter: RunFilter) -> Result<RunPage, ReadError> {
         Ok(self.shared.index().list(&filter))
     }

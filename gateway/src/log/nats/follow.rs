@@ -90,6 +90,11 @@ impl Follow {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The log has more than was told.
+    pub fn look_soon(&self) {
+        self.missing.notify_one();
+    }
+
     /// The last event that was told here.
     pub fn head(&self) -> Seq {
         self.state().head

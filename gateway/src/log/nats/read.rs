@@ -82,9 +82,9 @@ impl Shared {
             return Ok(None);
         };
         let known = self.index().info(run);
-        let known = known.filter(|info| !info.tombstone && info.incarnation == last.incarnation && info.head <= last.seq);
+        let known = known.filter(|info| !info.tombstone && info.incarnation == last.incarnation);
         if let Some(known) = &known
-            && known.head == last.seq
+            && known.head >= last.seq
             && !self.is_cut(run)
         {
             return Ok(Some(known.clone()));
