@@ -92,8 +92,11 @@ async fn two_thousand_runs_and_four_thousand_clients_make_no_consumer() {
         streams.extend(opened.await);
     }
     assert_eq!(streams.len(), RUNS);
-    let open: f64 = join_all(replicas.servers.iter().map(|server| server.metric("runcast_connections", &[]))).await.iter().sum();
-    assert!(open >= RUNS as f64 * 2.0, "all are watching: {open}");
+    until("all are watching", || async {
+        let open = join_all(replicas.servers.iter().map(|server| server.metric("runcast_connections", &[]))).await;
+        (open.iter().sum::<f64>() >= RUNS as f64 * 2.0).then_some(())
+    })
+    .await;
     assert_eq!(replicas.nats.consumers(), before, "as many as before the first run");
 }
 
