@@ -1,7 +1,15 @@
 //! Accepting connections: our own loop, so that there is a limit, a time-out for request heads, an orderly end, and a
 //! way for streams to have their socket for themselves.
 
-use std::{future::poll_fn, io, pin::Pin, sync::Arc, task::Poll, time::Duration};
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Poll, ready},
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -9,6 +17,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
 };
 use bytes::{Bytes, BytesMut};
+use http_body::Body as _;
 use hyper::{
     Version,
     body::Incoming,
@@ -23,6 +32,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
+    task::JoinHandle,
     time::timeout,
 };
 use tower::ServiceExt as _;
@@ -171,7 +181,11 @@ impl Front {
             if request.version() == Version::HTTP_11 {
                 request.extensions_mut().insert(offered.clone());
             }
-            routes.clone().oneshot(request.map(axum::body::Body::new) as Request)
+            let is_stream = !request.body().is_end_stream() && request.body().size_hint().exact().is_none();
+            let answer = routes.clone().oneshot(request.map(axum::body::Body::new) as Request);
+            // What comes for as long as a run lasts wakes the connection with each piece, several times: its routes, which are
+            // deep, are asked once for each.
+            if is_stream { Answer::Task(tokio::spawn(answer)) } else { Answer::Here(answer) }
         });
         let io = TokioIo::new(socket.watched(handover.clone()));
         let mut connection = self.http1.serve_connection(io, TowerToHyperService::new(service));
@@ -201,6 +215,38 @@ impl Front {
             None => drop(socket.shutdown().await),
         }
         Ok(())
+    }
+}
+
+type Answered = Result<axum::response::Response, Infallible>;
+
+/// A request that is being answered, as a part of its connection or by a task that ends with it.
+enum Answer<F> {
+    Here(F),
+    Task(JoinHandle<Answered>),
+}
+
+impl<F: Future<Output = Answered> + Unpin> Future for Answer<F> {
+    type Output = Answered;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut std::task::Context<'_>) -> Poll<Self::Output> {
+        let joined = match &mut *self {
+            Self::Here(answer) => return Pin::new(answer).poll(context),
+            Self::Task(task) => ready!(Pin::new(task).poll(context)),
+        };
+        Poll::Ready(joined.unwrap_or_else(|error| match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime ends.
+            Err(_) => Ok(full()),
+        }))
+    }
+}
+
+impl<F> Drop for Answer<F> {
+    fn drop(&mut self) {
+        if let Self::Task(task) = self {
+            task.abort();
+        }
     }
 }
 

@@ -12,8 +12,9 @@ use std::{
 use bytes::{Buf as _, Bytes};
 use runcast_config::FREE_BYTES;
 use runcast_translators::position::Position;
+use rustix::net::SendFlags;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
     net::TcpStream,
     sync::OwnedSemaphorePermit,
     time::{Instant, Sleep, timeout},
@@ -66,7 +67,8 @@ pub enum Unwritten {
 
 impl Sink for Shared {
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.try_write(bytes)
+        // As the standard library writes, without its detour through libc.
+        self.stream.try_io(Interest::WRITABLE, || Ok(rustix::net::send(&self.stream, bytes, SendFlags::NOSIGNAL)?))
     }
 }
 
@@ -320,6 +322,10 @@ impl AsyncRead for RawSocket {
             let length = self.unread.len().min(buf.remaining());
             buf.put_slice(&self.unread.split_to(length));
             return Poll::Ready(Ok(()));
+        }
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            // Nobody else has it: neither is the buffer cleared first, nor is a read that did not fill it tried again.
+            return Pin::new(&mut shared.stream).poll_read(context, buf);
         }
         loop {
             ready!(self.shared.stream.poll_read_ready(context))?;

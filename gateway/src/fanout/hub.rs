@@ -59,6 +59,7 @@ pub struct Hub {
     /// Rings when the ring has changed; its listeners are the readers. Closed when the hub leaves the table: nobody may
     /// begin to read here then.
     bell: Arc<Bell>,
+    ring_events: metrics::Gauge,
 }
 
 impl Hubs {
@@ -135,6 +136,7 @@ impl Hubs {
             edge: Edge::default(),
             write_bytes_max: self.0.write_bytes_max,
             bell: Arc::new(Bell::new()),
+            ring_events: metrics::ring_events(),
         });
         hub.catch_up(tail.head).await.map_err(StartError::Read)?;
         hub.take_open(&tail.open);
@@ -143,7 +145,7 @@ impl Hubs {
         let (hubs, own) = (self.clone(), hub.clone());
         tokio::spawn(async move {
             own.follow(&hubs, tail).await;
-            metrics::ring_changed(-(own.ring().len() as i64));
+            own.ring_events.decrement(own.ring().len() as f64);
             own.memory.hub_closed();
             metrics::hub_closed();
         });
@@ -236,7 +238,7 @@ impl Hub {
         let mut ring = self.ring();
         let before = ring.len();
         ring.shrink(share);
-        metrics::ring_changed(ring.len() as i64 - before as i64);
+        self.ring_events.increment(ring.len() as f64 - before as f64);
     }
 
     /// Follows anew and reads what was missed, however often it takes.
@@ -273,7 +275,7 @@ impl Hub {
             if first.seq > from + 1 {
                 // Retention has removed what was there: begin behind it.
                 let mut ring = self.ring();
-                metrics::ring_changed(-(ring.len() as i64));
+                self.ring_events.decrement(ring.len() as f64);
                 ring.restart(first.seq - 1);
             }
             self.take(&events);
@@ -302,7 +304,7 @@ impl Hub {
                 ring.push(frame);
             }
         }
-        metrics::ring_changed(ring.len() as i64 - before as i64);
+        self.ring_events.increment(ring.len() as f64 - before as f64);
     }
 
     fn live(&self, item: &LiveItem) {

@@ -1,6 +1,6 @@
 //! The owner of one run.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use runcast_config::{Ingest as IngestSettings, REBUILD_BYTES};
 use runcast_translators::{
@@ -9,7 +9,7 @@ use runcast_translators::{
 };
 use tokio::{
     sync::mpsc,
-    time::{Instant, timeout_at},
+    time::{Instant, sleep_until},
 };
 
 use super::{Command, Hold, Ingest, Line, LineBatch, Progress, Refused, writer::Writer};
@@ -37,6 +37,7 @@ pub(super) struct Owner {
     state: Option<State>,
     /// The connection whose lines are taken.
     hold: Hold,
+    metrics: metrics::Ingested,
 }
 
 struct State {
@@ -68,7 +69,7 @@ struct Read {
 impl Owner {
     pub fn new(ingest: Ingest, run: RunId) -> Self {
         let (log, settings) = (ingest.0.log.clone(), ingest.0.settings.clone());
-        Self { run, ingest, log, settings, state: None, hold: Hold::default() }
+        Self { run, ingest, log, settings, state: None, hold: Hold::default(), metrics: metrics::Ingested::new() }
     }
 
     pub async fn run(mut self, mut queue: mpsc::Receiver<Command>) {
@@ -90,13 +91,24 @@ impl Owner {
     async fn serve(&mut self, queue: &mut mpsc::Receiver<Command>) {
         let mut last_input = Instant::now();
         let mut idle_rounds = 0;
+        // One timer for all: it is set again when it goes off too early, not with every command.
+        let mut timer = pin!(sleep_until(last_input + Duration::from_millis(self.settings.owner_idle_ms)));
         loop {
             let wait = match &self.state {
                 Some(state) if state.read.decoder.has_result() => self.settings.result_idle_ms,
                 _ => self.settings.owner_idle_ms,
             };
-            match timeout_at(last_input + Duration::from_millis(wait), queue.recv()).await {
-                Ok(Some(command)) => {
+            let due = last_input + Duration::from_millis(wait);
+            if due < timer.deadline() {
+                timer.as_mut().reset(due);
+            }
+            let command = tokio::select! {
+                biased;
+                command = queue.recv() => Some(command),
+                () = timer.as_mut() => None,
+            };
+            match command {
+                Some(Some(command)) => {
                     if !matches!(command, Command::Progress { .. }) {
                         (last_input, idle_rounds) = (Instant::now(), 0);
                     }
@@ -104,8 +116,9 @@ impl Owner {
                         return;
                     }
                 }
-                Ok(None) => return,
-                Err(_) => {
+                Some(None) => return,
+                None if timer.deadline() < due => timer.as_mut().reset(due),
+                None => {
                     // A source that cannot tell its end has been silent for long after its result.
                     if self.state.as_ref().is_some_and(|state| state.read.decoder.has_result()) {
                         if let Err(error) = self.settle(None).await {
@@ -211,7 +224,7 @@ impl Owner {
             return Err(Refused::Settled);
         }
         let bytes = batch.lines.iter().map(Line::bytes).sum();
-        metrics::records_ingested(batch.lines.len(), bytes);
+        self.metrics.records(batch.lines.len(), bytes);
         let session = self.state.as_ref().map(|state| state.session.clone()).unwrap_or_default();
         let mut decoded = Vec::new();
         let mut repeated = 0;

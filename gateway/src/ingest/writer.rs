@@ -39,6 +39,7 @@ pub struct Writer {
     text: String,
     /// For the text that its owner's decoder holds.
     text_room: Option<Held>,
+    lag: metrics::Histogram,
 }
 
 impl Writer {
@@ -85,6 +86,7 @@ impl Writer {
             told: 0,
             text: String::new(),
             text_room: None,
+            lag: metrics::ingest_lag(),
         };
         let Some(info) = info else { return Ok(writer) };
         writer.is_settled = info.is_settled();
@@ -240,7 +242,8 @@ impl Writer {
             let (expected_head, origin) = (self.head, self.origin.clone());
             match self.log.append(Append { run: self.run.clone(), expected_head, facts: facts.clone(), origin }).await {
                 Ok(events) => {
-                    metrics::events_committed(&events, received.elapsed());
+                    self.lag.record(received.elapsed().as_secs_f64());
+                    metrics::events_committed(&events);
                     events.iter().for_each(|event| self.kept(event));
                     return Ok(events);
                 }

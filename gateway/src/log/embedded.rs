@@ -110,6 +110,7 @@ impl Embedded {
             recovery: None,
             worked_again: None,
             pause: Duration::ZERO,
+            content: Vec::new(),
         };
         let thread = std::thread::Builder::new()
             .name("log-writer".into())

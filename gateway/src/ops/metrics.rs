@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-pub use metrics::Histogram;
 use metrics::{Counter, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+pub use metrics::{Gauge, Histogram};
 use runcast_translators::{
     event::{Event, Family, RunStatus},
     goodbye::Goodbye,
@@ -302,9 +302,9 @@ pub fn hub_closed() {
     gauge!("runcast_hubs").decrement(1);
 }
 
-/// `change` is how many events more a ring holds.
-pub fn ring_changed(change: i64) {
-    gauge!("runcast_ring_events").increment(change as f64);
+/// Looked up once by those who change it often: how many events all rings hold.
+pub fn ring_events() -> Gauge {
+    gauge!("runcast_ring_events")
 }
 
 /// What came of asking the upstreams for a run that the log has not.
@@ -403,9 +403,36 @@ pub fn notification_heard(heard: Heard) {
     counter!("runcast_notifications_total", "kind" => kind).increment(1);
 }
 
+/// What comes in from one upstream; looked up once, for it counts with every record.
+pub struct Ingested {
+    records: Counter,
+    bytes: Counter,
+}
+
+impl Ingested {
+    pub fn new() -> Self {
+        Self { records: counter!("runcast_ingest_records_total"), bytes: counter!("runcast_ingest_bytes_total") }
+    }
+
+    pub fn records(&self, records: usize, bytes: usize) {
+        self.records.increment(records as u64);
+        self.bytes.increment(bytes as u64);
+    }
+}
+
+impl Default for Ingested {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 pub fn records_ingested(records: usize, bytes: usize) {
-    counter!("runcast_ingest_records_total").increment(records as u64);
-    counter!("runcast_ingest_bytes_total").increment(bytes as u64);
+    Ingested::new().records(records, bytes);
+}
+
+/// Looked up once by those who write to the log often: from the arrival of a record to its commit.
+pub fn ingest_lag() -> Histogram {
+    histogram!("runcast_ingest_lag_seconds")
 }
 
 pub fn record_omitted(kind: &'static str) {
@@ -424,9 +451,8 @@ pub fn late_records(count: u64) {
 }
 
 /// Events that were just committed: what is unreadable or left out in a protocol, and what has ended.
-pub fn events_committed(events: &[std::sync::Arc<Event>], lag: Duration) {
+pub fn events_committed(events: &[std::sync::Arc<Event>]) {
     use runcast_translators::{bridge, event::Body, nodes, steps};
-    histogram!("runcast_ingest_lag_seconds").record(lag.as_secs_f64());
     for event in events {
         let kind = event.fact.body.kind();
         let shows = [

@@ -1,6 +1,6 @@
 //! Runs that are sent in: NDJSON over HTTP, by sessions that number their lines.
 
-use std::time::Instant;
+use std::{pin::pin, time::Instant};
 
 use axum::{
     Router,
@@ -85,11 +85,12 @@ async fn take(feed: &mut Feed, body: Body, from: u64, door: &Door) -> Result<boo
     let mut ready: Vec<Line> = Vec::new();
     let mut pieces = body.into_data_stream();
     let mut stop = door.stop.clone();
+    let mut stopped = pin!(crate::stopped(&mut stop));
     let mut coming = feed.coming();
     let broken = loop {
         let piece = tokio::select! {
             biased;
-            () = crate::stopped(&mut stop) => return Err(Refused::Closing),
+            () = stopped.as_mut() => return Err(Refused::Closing),
             piece = pieces.next() => piece,
             // Only of one that has sent nothing more.
             () = coming.is_over() => return Err(Refused::NoRoom),

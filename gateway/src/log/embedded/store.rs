@@ -274,6 +274,8 @@ struct JournalEntry<'c> {
 
 /// Number, seq and length.
 const JOURNAL_HEAD_BYTES: usize = 20;
+/// What an event takes in a row beside its record.
+pub(super) const ENTRY_BYTES: usize = JOURNAL_HEAD_BYTES + 2 * CHECKSUM_BYTES;
 
 impl<'c> JournalEntry<'c> {
     /// Takes the first entry off the row's content; `None` when it is damaged.

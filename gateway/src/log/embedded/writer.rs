@@ -19,7 +19,7 @@ use super::{
     journal::{Folding, Journal, Pending, StepPlace, Stored},
     recovery::Recovery,
     retention,
-    store::{Fault, Store, Tables, push_entry},
+    store::{ENTRY_BYTES, Fault, Store, Tables, push_entry},
 };
 use crate::{
     log::{
@@ -66,12 +66,15 @@ pub(super) struct Writer {
     pub worked_again: Option<(Instant, Duration)>,
     /// How long the next group may gather, from the end of the last commit on.
     pub pause: Duration,
+    /// Room for the next row of the journal: memory that is asked for anew with each commit is cleared each time.
+    pub content: Vec<u8>,
 }
 
 /// What one commit holds.
 #[derive(Default)]
 struct Group {
-    runs: HashMap<RunId, InGroup>,
+    /// Boxed, for a run is large: the table grows anew with each group.
+    runs: HashMap<RunId, Box<InGroup>>,
     accepted: Vec<Accepted>,
     refused: Vec<(Reply, AppendError)>,
     next_number: u64,
@@ -121,6 +124,8 @@ const FOLD_PART: usize = 64;
 /// same whether it holds few events or many, and shares the processor with those who write to the clients.
 const PAUSE: u32 = 4;
 const PAUSE_MAX: Duration = Duration::from_millis(4);
+/// Room for so much of a row is kept between commits.
+const CONTENT_BYTES_KEPT: usize = 256 << 10;
 
 impl Writer {
     pub fn run(mut self, mut queue: mpsc::Receiver<Command>) {
@@ -196,11 +201,11 @@ impl Writer {
         let before = group.runs.remove(&append.run);
         let is_in_group = before.is_some();
         let mut run = before.unwrap_or_else(|| match self.index().entry(&append.run) {
-            Some(entry) => InGroup::new(entry.number, RunInfo::clone(&entry.info)),
+            Some(entry) => Box::new(InGroup::new(entry.number, RunInfo::clone(&entry.info))),
             None => {
                 let at = append.facts.first().map_or(0, |fact| fact.at);
                 let info = RunInfo::new(append.run.clone(), append.origin.clone(), at);
-                InGroup { is_folded: true, ..InGroup::new(group.next_number, info) }
+                Box::new(InGroup { is_folded: true, ..InGroup::new(group.next_number, info) })
             }
         });
         let taken = run.take(append, records);
@@ -244,6 +249,9 @@ impl Writer {
                 index.put(run.number, run.info, now);
             }
         }
+        self.content = plan.content;
+        self.content.clear();
+        self.content.shrink_to(CONTENT_BYTES_KEPT);
         if group.accepted.len() > 1 {
             self.pause = (took * PAUSE).min(PAUSE_MAX);
         }
@@ -260,7 +268,8 @@ impl Writer {
 
     /// What is put at its place with a group: its runs that fill some pages now, are new or are over; and others, when the
     /// journal is too long. What is left of the group is the journal's next row.
-    fn plan(&self, group: &mut Group) -> Plan {
+    fn plan(&mut self, group: &mut Group) -> Plan {
+        let content = std::mem::take(&mut self.content);
         let index = self.index();
         let (journal, mut folding) = (&index.journal, Folding::default());
         for run in group.runs.values_mut() {
@@ -278,7 +287,9 @@ impl Writer {
             }
         }
         let row = journal.next_row();
-        let mut plan = Plan::new(&index, folding, row);
+        let mut plan = Plan { content, ..Plan::new(&index, folding, row) };
+        let unfolded = group.runs.values().filter(|run| !plan.folding.numbers.contains(&run.number));
+        plan.content.reserve(unfolded.map(|run| run.bytes + run.events.len() * ENTRY_BYTES).sum());
         for run in group.runs.values_mut() {
             run.is_folded = plan.folding.numbers.contains(&run.number);
             if run.is_folded {
