@@ -14,6 +14,7 @@ pub mod raw;
 pub mod records;
 pub mod replicas;
 pub mod server;
+pub mod stub;
 pub mod wire;
 
 use std::time::Duration;

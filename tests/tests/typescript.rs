@@ -58,8 +58,8 @@ fn server() -> Server {
     Server::start_with(Options::default().with_token().env("RUNCAST__STREAM__RETRY_MS", 20))
 }
 
-/// Sends a run in while the client watches, and calls `between` after each part.
-async fn watch(server: &mut Server, more: &[&str], mut between: impl FnMut(&mut Server)) {
+/// Sends a run in while the client watches, and calls `between` after each part: whether it has killed the server.
+async fn watch(server: &mut Server, more: &[&str], mut between: impl FnMut(&mut Server) -> bool) {
     let Some(library) = build() else { return };
     let input = fixtures::with_deltas(&fixtures::run("fix-failing-test"), 12);
     let lines = fixtures::lines(&input);
@@ -70,12 +70,12 @@ async fn watch(server: &mut Server, more: &[&str], mut between: impl FnMut(&mut 
         return;
     };
     peer.watching().await;
-    let mut from = next_line(server).await;
+    let mut from = 4;
     while from < lines.len() {
-        server.send_lines("live", from as u64, body(from, (from + 9).min(lines.len()))).await;
-        between(server);
+        let to = (from + 9).min(lines.len());
+        server.send_lines("live", from as u64, body(from, to)).await;
         // A server that was killed wants the lines of live text again.
-        from = next_line(server).await;
+        from = if between(server) { next_line(server).await } else { to };
     }
     server.end("live", Some(0)).await;
     peer.verdict().await;
@@ -90,7 +90,7 @@ async fn next_line(server: &Server) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn it_watches_in_three_protocols_however_it_is_cut() {
     let seed = (runcast_tests::seed() % 1_000_000).to_string();
-    watch(&mut server(), &["--cuts", "4", "--seed", &seed], |_| {}).await;
+    watch(&mut server(), &["--cuts", "4", "--seed", &seed], |_| false).await;
 }
 
 const KILLS: usize = 5;
@@ -101,10 +101,12 @@ async fn it_loses_and_repeats_nothing_when_the_server_is_killed() {
     watch(&mut server(), &["--cuts", "2", "--restarts"], |server| {
         parts += 1;
         // Not for ever: a long live text would never get through.
-        if parts % 2 == 0 && kills < KILLS {
+        let kill = parts % 2 == 0 && kills < KILLS;
+        if kill {
             kills += 1;
             server.kill_and_restart();
         }
+        kill
     })
     .await;
     assert!(parts == 0 || kills == KILLS, "it was killed only {kills} times");
