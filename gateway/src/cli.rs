@@ -2,6 +2,7 @@
 
 mod check;
 mod ingest;
+mod run;
 mod serve;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -25,6 +26,9 @@ enum Command {
     Serve(serve::Serve),
     /// Send a run in: lines of `claude -p --output-format stream-json --verbose`
     Ingest(ingest::Ingest),
+    /// Look at runs, and watch them: of this gateway, or of any server that speaks its contracts
+    #[command(subcommand)]
+    Run(run::Command),
     /// Check the configuration and print what is in force
     Check(check::Check),
 }
@@ -47,6 +51,7 @@ pub fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(serve) => serve.main(),
         Command::Ingest(ingest) => ingest.main(),
+        Command::Run(run) => run.main(),
         Command::Check(check) => check.main(),
     }
 }

@@ -12,6 +12,7 @@ pub mod process;
 pub mod raw;
 pub mod records;
 pub mod server;
+pub mod stub;
 pub mod wire;
 
 use std::time::Duration;

@@ -286,6 +286,16 @@ fn no_queue_is_endless_and_nothing_is_unwrapped_outside_tests() {
     );
 }
 
+#[test]
+fn a_client_does_not_know_the_gateway() {
+    let rule: Rule = |files| {
+        let ours = files.iter().filter(|file| file.path.starts_with("client/"));
+        let knows = ours.filter(|file| section(&file.text, "dependencies").any(|line| line.starts_with("runcast =")));
+        knows.map(|file| format!("{}: depends on the gateway", file.path)).collect()
+    };
+    hold(rule, &[("client/Cargo.toml", "[dependencies]\nruncast = { workspace = true }\n")]);
+}
+
 fn unlinted_members(files: &[File]) -> Vec<String> {
     let members = files.iter().filter(|file| file.path.ends_with("/Cargo.toml"));
     let unlinted = members.filter(|file| !section(&file.text, "lints").any(|line| line.trim() == "workspace = true"));
