@@ -153,7 +153,7 @@ async fn a_silent_server_is_left_and_an_absent_one_given_up() {
     .await;
     let impatient = Client::builder(&stub.base).silence(Duration::from_millis(200)).build().expect("an address");
     assert_eq!(numbers(&impatient, "n").await.expect("to the end"), [1, 2, 3]);
-    let gone = std::mem::replace(&mut Stub::start(|_| Answer::not_found()).await.base, String::new());
+    let gone = Stub::start(|_| Answer::not_found()).await.base.clone();
     let hasty = Client::builder(&gone).give_up_after(Duration::from_millis(300)).build().expect("an address");
     assert!(matches!(numbers(&hasty, "n").await, Err(Error::Lost(_))));
 }
