@@ -12,6 +12,18 @@ fn example() -> Value {
         token: Some(Secret::default()),
         token_file: Some(Default::default()),
     });
+    let nats = &mut settings.log.nats;
+    for file in [
+        &mut nats.credentials_file,
+        &mut nats.nkey_file,
+        &mut nats.password_file,
+        &mut nats.ca_file,
+        &mut nats.certificate_file,
+        &mut nats.key_file,
+    ] {
+        *file = Some(Default::default());
+    }
+    nats.user = Some(String::new());
     settings.upstream.push(crate::Upstream::Ndjson(Ndjson::default()));
     settings.upstream.push(crate::Upstream::Postgres(Box::new(Postgres {
         url: Some(Secret::default()),

@@ -265,7 +265,7 @@ async fn what_is_acknowledged_is_there_after_the_log_is_opened_again() {
         drop(log);
         let Backend { log, .. } = &backend.open().await;
         assert_eq!(log.info(&run("r")).await.expect("readable"), before);
-        assert_eq!(seqs(&log, "r", 0, ALL).await, [1, 2]);
+        assert_eq!(seqs(log, "r", 0, ALL).await, [1, 2]);
         assert_eq!(log.append(append("r", 2, vec![step(2)])).await.expect("appended")[0].seq, 3);
     }
 }

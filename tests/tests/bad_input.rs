@@ -411,7 +411,7 @@ async fn a_body_over_the_limit_is_told() {
     server.send_lines("r", 0, "{\"type\":\"novel\"}\n".repeat(2000)).await;
     let huge = json!({"session": "x".repeat(20_000), "runId": "r"}).to_string();
     let answer = server.client().post(server.url("/v1/runs/r/end")).body(huge.clone()).send().await.expect("an answer");
-    assert_eq!((status_of(&answer), code(&answer.text().await.expect("a body")).as_str()), (413, "body_unreadable"));
+    assert_eq!((status_of(&answer), code(&answer.text().await.expect("a body")).as_str()), (413, "body_too_large"));
     let call = server.client().post(server.url("/sdk.v1.SdkAgentService/GetRun")).header("content-type", "application/json");
     let answer = call.body(huge).send().await.expect("an answer");
     assert!(answer.text().await.expect("a body").contains("resource_exhausted"));

@@ -50,7 +50,8 @@ async fn the_vendors_client_makes_agents_sends_cancels_lists_and_closes() {
     let Some(bridge) = Bridge::start(Way::Sqlite) else { return };
     let server = Server::start_with(bridge.upstream(""));
     let workspace = bridge.workspace().display().to_string();
-    let own = [bridge.base.as_str(), bridge.token.as_str(), "--cwd", &workspace];
+    // A token may begin like an option.
+    let own = ["--cwd", &workspace, "--", bridge.base.as_str(), bridge.token.as_str()];
     peers::start_plain("python/drop_in.py", &own).expect("a peer").verdict().await;
     contented(&server, &["python/drop_in.py", "--cwd", &workspace]).await;
 }

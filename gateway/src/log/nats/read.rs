@@ -32,6 +32,9 @@ const PLACES_MAX: usize = 1024;
 const BEHIND: Duration = Duration::from_millis(20);
 const PAGE: ReadLimit = ReadLimit { events_max: BATCH_MAX, bytes_max: BATCH_BYTES_MAX };
 
+/// An event and its place in the stream.
+type At = (Seq, u64);
+
 /// Where in the stream some events of each run lie.
 #[derive(Debug, Default)]
 pub(super) struct Places {
@@ -53,7 +56,7 @@ impl Places {
     }
 
     /// The nearest known places up to `seq` and behind it.
-    fn around(&self, run: &RunId, seq: Seq) -> (Option<(Seq, u64)>, Option<(Seq, u64)>) {
+    fn around(&self, run: &RunId, seq: Seq) -> (Option<At>, Option<At>) {
         let Some(places) = self.by_run.get(run) else { return (None, None) };
         let pair = |(seq, place): (&Seq, &u64)| (*seq, *place);
         (places.range(..=seq).next_back().map(pair), places.range(seq + 1..).next().map(pair))
