@@ -229,8 +229,8 @@ mod tests {
     #[test]
     fn bridges_and_daemons_share_what_is_coming() {
         let alone = MemoryMax::of(&Settings::default()).total();
-        let mut settings = Settings::default();
-        settings.upstream = vec![Upstream::Bridge(Box::default()), Upstream::Daemon(Box::default())];
+        let upstream = vec![Upstream::Bridge(Box::default()), Upstream::Daemon(Box::default())];
+        let settings = Settings { upstream, ..Settings::default() };
         let more = MemoryMax::of(&settings).total() - alone;
         assert!(more < 1 << 30, "{}", MemoryMax::of(&settings).render());
     }
