@@ -185,6 +185,9 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
     if log.nats.servers.is_empty() {
         return invalid("log.nats.servers", "must name a server: nats://127.0.0.1:4222");
     }
+    if log.nats.servers.iter().any(|server| server.contains('@')) {
+        return invalid("log.nats.servers", "must not hold a password, which would be shown: say `user` and `password_file`");
+    }
     if !matches!(log.nats.replicas, 1..=5) {
         return invalid("log.nats.replicas", "must be 1 to 5");
     }
@@ -363,6 +366,7 @@ mod tests {
             ("[log]\nbackend = \"kafka\"\n", "backend"),
             ("[log.nats]\nname = \"a.b\"\n", "log.nats.name"),
             ("[log.nats]\nservers = []\n", "log.nats.servers"),
+            ("[log.nats]\nservers = [\"nats://u:p@h\"]\n", "log.nats.servers"),
             ("[log.nats]\nreplicas = 0\n", "log.nats.replicas"),
             ("[log.nats]\nuser = \"u\"\n", "log.nats"),
             ("[log.nats]\nlease_ms = 0\n", "log.nats.lease_ms"),

@@ -9,6 +9,9 @@
 mod clients;
 #[path = "shared/lines.rs"]
 mod lines;
+#[path = "../../tests/src/nats.rs"]
+#[expect(dead_code, reason = "not all of it is used here")]
+mod nats;
 #[path = "resume_law/script.rs"]
 mod script;
 #[path = "resume_law/world.rs"]
@@ -19,9 +22,14 @@ use proptest::prelude::*;
 use self::{script::Act, world::World};
 
 fn check(script: &script::Script) -> Result<(), TestCaseError> {
+    check_on(script, None)
+}
+
+/// With `nats`: clients and the owner move between replicas.
+fn check_on(script: &script::Script, nats: Option<(&str, &str)>) -> Result<(), TestCaseError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let mut world = World::new().await;
+        let mut world = World::new(nats).await;
         for act in &script.acts {
             match act {
                 Act::Lines(count) => world.send(&script.lines, *count).await,
@@ -44,6 +52,19 @@ proptest! {
     fn every_cursor_resumes_exactly(script in script::script()) {
         check(&script)?;
     }
+}
+
+#[test]
+fn every_cursor_resumes_exactly_on_any_replica() {
+    let server = nats::NatsServer::start();
+    let number = std::sync::atomic::AtomicUsize::new(0);
+    let config = ProptestConfig { cases: 40, max_shrink_iters: 100, ..ProptestConfig::default() };
+    proptest::test_runner::TestRunner::new(config)
+        .run(&script::script(), |script| {
+            let name = format!("r{}", number.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+            check_on(&script, Some((&server.url, &name)))
+        })
+        .unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// Cases that deserve a name: each is a run that is easy to get wrong.

@@ -164,3 +164,39 @@ async fn a_cluster_of_three_loses_one_server_after_another_and_nothing_else() {
         assert_is_the_run("cluster", way, &seen, &whole, &truth);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_permissions_that_are_shipped_are_enough_and_keep_others_from_telling() {
+    let example = fixtures::folder().join("../../config/examples/nats-permissions.conf");
+    let config = std::fs::read_to_string(example).expect("readable");
+    let config = config.replace("$RUNCAST_PASSWORD", "\"secret-of-runcast\"").replace("$READER_PASSWORD", "\"secret-of-reader\"");
+    let nats = NatsServer::start_with(&[], &config);
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("password");
+    std::fs::write(&file, "secret-of-runcast\n").expect("written");
+    let options = options(&nats.url);
+    let toml = format!("{}user = \"runcast\"\npassword_file = \"{}\"\n", options.toml, file.display());
+    let settings = || runcast_tests::server::Options { toml: toml.clone(), ..options.clone() };
+    let servers = [Server::start_with(settings()), Server::start_with(settings())];
+    servers[0].send_lines("r", 0, "{\"type\":\"novel\",\"n\":1}\n").await;
+    let mut watching = watch(&servers[1], Way::Ndjson, "r", None).await.expect("a stream");
+    let reader = nats.url.replace("nats://", "nats://reader:secret-of-reader@");
+    let mut reading = service(&["read", &reader, "r"]);
+    let mut lines = BufReader::new(reading.stdout.take().expect("piped")).lines();
+    assert_eq!(lines.next().expect("a line").expect("readable"), "{}");
+    assert!(service(&["forge", &reader, "r"]).wait().expect("it ends").success());
+    until("the server refuses it", || async { nats.log().contains("Publish Violation").then_some(()) }).await;
+
+    // A large event, a run that is followed on another replica, its end.
+    let text = "x".repeat(3 << 20);
+    servers[0].send_lines("r", 1, format!("{{\"type\":\"novel\",\"text\":\"{text}\"}}\n")).await;
+    servers[0].end("r", Some(0)).await;
+    let seen = watching.rest().await;
+    let whole = watch(&servers[0], Way::Ndjson, "r", None).await.expect("a stream").rest().await;
+    assert_eq!(parts(&seen), parts(&whole));
+    let told: Vec<String> =
+        tokio::task::spawn_blocking(move || lines.map(|line| line.expect("readable")).collect()).await.expect("read");
+    assert_eq!(told.len(), 2, "the two events and nothing else: {told:?}");
+    assert_eq!(servers[1].metric("runcast_tail_refused_total", &[]).await, 0.0);
+    assert!(!nats.log().contains("Violation - User \"runcast\""), "{}", nats.log());
+}

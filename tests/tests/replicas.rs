@@ -62,8 +62,9 @@ async fn a_sender_and_clients_that_move_between_replicas_lose_nothing_and_repeat
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_that_are_killed_in_turn_lose_nothing() {
-    let Replicas { mut servers, nats: _nats } = Replicas::start(3);
+async fn replicas_that_are_killed_or_stopped_in_turn_lose_nothing() {
+    let quick = |options: runcast_tests::server::Options| options.env("RUNCAST__SERVER__DRAIN_SPREAD_MS", 100);
+    let Replicas { mut servers, nats: _nats } = Replicas::start_with(3, quick);
     let doors: Vec<Door> = servers.iter().map(Door::of).collect();
     let seed = runcast_tests::seed();
     let input = fixtures::with_deltas(&fixtures::run("fix-failing-test"), 5);
@@ -78,14 +79,18 @@ async fn replicas_that_are_killed_in_turn_lose_nothing() {
         let (mut rng, mut kills) = (StdRng::seed_from_u64(seed), 0);
         while !is_over.load(Ordering::SeqCst) && kills < 12 {
             tokio::time::sleep(Duration::from_millis(rng.random_range(100..400))).await;
-            servers[rng.random_range(0..3)].kill_and_restart();
+            let server = &mut servers[rng.random_range(0..3)];
+            if rng.random() {
+                assert_eq!(server.terminate().await, Some(0), "it goes in order");
+            }
+            server.kill_and_restart();
             kills += 1;
         }
         kills
     };
     let writing = write_anywhere(&doors, "r", &lines, Duration::from_millis(15), seed);
     let ((), seen, kills) = tokio::join!(writing, watching, killing);
-    assert!(kills > 2, "they were killed in the middle: {kills} times");
+    assert!(kills > 2, "they went in the middle: {kills} times");
     assert_all(&doors, "r", seen, &input).await;
 }
 

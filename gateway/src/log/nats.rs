@@ -242,6 +242,7 @@ impl Shared {
         if head.is_settled {
             lasts.remove(run);
             self.owners.over(run);
+            self.own_text().remove(run);
             return;
         }
         if lasts.len() >= LASTS_MAX && !lasts.contains_key(run) {

@@ -1,4 +1,4 @@
-//! One run, its log on disk, the process around it, and the clients.
+//! One run, its log on disk with the process around it, or on NATS with several, and the clients.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,9 +6,9 @@ use proptest::{prelude::*, test_runner::TestCaseError};
 use runcast::{
     fanout::{Hubs, Item, Reader},
     ingest::{Feed, Ingest, Line, LineBatch},
-    log::{Append, Embedded, Log, ReadLimit, TailLimits},
+    log::{Append, Embedded, Log, Nats, ReadLimit, TailLimits},
 };
-use runcast_config::Settings;
+use runcast_config::{Backend, Settings};
 use runcast_translators::{
     event::{Body, Decoded, Event, Fact, NewRun, RunId},
     position::Position,
@@ -22,17 +22,29 @@ const SESSION: &str = "s";
 /// Nothing in these tests takes this long.
 const LONG: Duration = Duration::from_secs(30);
 
+/// Processes that share a log on NATS.
+const REPLICAS: usize = 3;
+
 pub struct World {
     folder: tempfile::TempDir,
     settings: Settings,
     run: RunId,
-    log: Arc<Embedded>,
-    hubs: Hubs,
-    ingest: Ingest,
+    replicas: Vec<Replica>,
+    /// The replica to which the run is sent.
+    owner: usize,
+    /// The replica to which the next client comes.
+    turn: usize,
     feed: Option<Feed>,
     /// The next line to send.
     next: usize,
     clients: Vec<Client>,
+}
+
+/// A process.
+struct Replica {
+    log: Arc<dyn Log>,
+    hubs: Hubs,
+    ingest: Ingest,
 }
 
 struct Client {
@@ -48,14 +60,22 @@ impl Client {
     }
 }
 
-fn parts(settings: &Settings) -> (Arc<Embedded>, Hubs, Ingest) {
-    let log = Arc::new(Embedded::open(&settings.log, TailLimits::of(settings)).expect("the log opens"));
-    let shared: Arc<dyn Log> = log.clone();
-    (log, Hubs::new(shared.clone(), settings.fanout.clone(), &settings.stream), Ingest::new(shared, settings.ingest.clone()))
+impl Replica {
+    async fn open(settings: &Settings) -> Self {
+        let tails = TailLimits::of(settings);
+        let log: Arc<dyn Log> = match settings.log.backend {
+            Backend::Embedded => Arc::new(Embedded::open(&settings.log, tails).expect("the log opens")),
+            Backend::Nats => Arc::new(Nats::open(&settings.log, tails).await.expect("the log opens")),
+        };
+        let hubs = Hubs::new(log.clone(), settings.fanout.clone(), &settings.stream);
+        let ingest = Ingest::new(log.clone(), settings.ingest.clone());
+        Self { log, hubs, ingest }
+    }
 }
 
 impl World {
-    pub async fn new() -> Self {
+    /// With `nats`, the address of a server and a name of its own, on that; else on disk.
+    pub async fn new(nats: Option<(&str, &str)>) -> Self {
         // In memory where there is such a folder: the commits are real, the disk is not waited for.
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder");
         let mut settings = Settings::default();
@@ -65,15 +85,25 @@ impl World {
         settings.fanout.ring_events_max = 4;
         settings.fanout.tail_max = 3;
         settings.fanout.page_events_max = 3;
-        let (log, hubs, ingest) = parts(&settings);
+        let mut count = 1;
+        if let Some((server, name)) = nats {
+            settings.log.backend = Backend::Nats;
+            settings.log.nats.servers = vec![server.to_owned()];
+            settings.log.nats.name = name.to_owned();
+            count = REPLICAS;
+        }
+        let mut replicas = Vec::new();
+        for _ in 0..count {
+            replicas.push(Replica::open(&settings).await);
+        }
         let clients = KINDS.iter().map(|kind| Client { kind: *kind, reader: None, seen: Vec::new(), over: false }).collect();
         let run = RunId::new("run").expect("an id");
-        Self { folder, settings, run, log, hubs, ingest, feed: None, next: 0, clients }
+        Self { folder, settings, run, replicas, owner: 0, turn: 0, feed: None, next: 0, clients }
     }
 
     pub async fn send(&mut self, lines: &[String], count: usize) {
         if self.feed.is_none() {
-            let feed = self.ingest.attach(&self.run, SESSION).await.expect("attached");
+            let feed = self.owner().ingest.attach(&self.run, SESSION).await.expect("attached");
             // A sender goes on where it is told to.
             self.next = feed.progress.next_line as usize;
             self.feed = Some(feed);
@@ -88,31 +118,44 @@ impl World {
         feed.finish().await.expect("logged");
     }
 
+    fn owner(&self) -> &Replica {
+        &self.replicas[self.owner]
+    }
+
+    fn next_replica(&mut self) -> &Replica {
+        self.turn = (self.turn + 1) % self.replicas.len();
+        &self.replicas[self.turn]
+    }
+
+    /// The owner's state is lost; where there are several processes another one goes on.
     pub fn restart_owner(&mut self) {
-        let shared: Arc<dyn Log> = self.log.clone();
-        self.ingest = Ingest::new(shared, self.settings.ingest.clone());
         self.feed = None;
+        let (owner, ingest) = (self.owner, self.settings.ingest.clone());
+        self.replicas[owner].ingest = Ingest::new(self.replicas[owner].log.clone(), ingest);
+        self.owner = (owner + 1) % self.replicas.len();
     }
 
     pub async fn restart_process(&mut self) {
         self.feed = None;
         self.clients.iter_mut().for_each(|client| client.reader = None);
-        self.log.close().await;
+        self.owner().log.close().await;
+        if self.settings.log.backend == Backend::Nats {
+            let owner = self.owner;
+            self.replicas[owner] = Replica::open(&self.settings).await;
+            return;
+        }
         // The store is released when the last of its users is gone: hubs and owners end when they notice.
-        let settings = self.settings.clone();
-        let old = std::mem::replace(&mut self.hubs, Hubs::new(self.log.clone(), settings.fanout.clone(), &settings.stream));
-        drop(old);
         let copy = tempfile::tempdir_in(self.folder.path().parent().expect("a parent")).expect("a folder");
         std::fs::copy(self.folder.path().join("runcast.redb"), copy.path().join("runcast.redb")).expect("copied");
         self.folder = copy;
         self.settings.log.path = self.folder.path().to_owned();
-        (self.log, self.hubs, self.ingest) = parts(&self.settings);
+        self.replicas = vec![Replica::open(&self.settings).await];
     }
 
     /// Logs the first events of the next line that has some, as an owner does that is killed before the rest.
     pub async fn stop_inside_message(&mut self, lines: &[String], events: usize) {
         self.restart_owner();
-        let info = self.log.info(&self.run).await.expect("readable");
+        let info = self.owner().log.info(&self.run).await.expect("readable");
         let mut decoder = Decoder::default();
         let mut head = 0;
         for event in self.all_events().await {
@@ -120,7 +163,7 @@ impl World {
             head = event.seq;
         }
         let wanted = match &info {
-            Some(_) => self.ingest.progress(&self.run).await.expect("known").next_line,
+            Some(_) => self.owner().ingest.progress(&self.run).await.expect("known").next_line,
             None => 0,
         };
         let mut logged = self.all_events().await.iter().filter_map(|event| event.fact.source.clone()).next_back();
@@ -143,7 +186,8 @@ impl World {
             let first: Vec<Fact> = facts.iter().take(facts.len() - 1).take(events).skip(done).cloned().collect();
             if !first.is_empty() {
                 let origin = NewRun { agent: "runcast".into(), customer: None, session: Some(SESSION.into()) };
-                self.log
+                self.owner()
+                    .log
                     .append(Append { run: self.run.clone(), expected_head: head, facts: first, origin })
                     .await
                     .expect("logged");
@@ -160,7 +204,14 @@ impl World {
     }
 
     async fn all_events(&self) -> Vec<Arc<Event>> {
-        self.log.read(&self.run, 0, ReadLimit { events_max: usize::MAX, bytes_max: usize::MAX }).await.expect("readable")
+        let log = &self.owner().log;
+        let head = log.info_now(&self.run).await.expect("readable").map_or(0, |info| info.head);
+        let mut events: Vec<Arc<Event>> = Vec::new();
+        while (events.len() as u64) < head {
+            let limit = ReadLimit { events_max: usize::MAX, bytes_max: usize::MAX };
+            events.extend(log.read(&self.run, events.len() as u64, limit).await.expect("readable"));
+        }
+        events
     }
 
     pub fn cut(&mut self, client: usize) {
@@ -173,7 +224,7 @@ impl World {
     }
 
     async fn pump(&mut self, at: usize, to_the_end: bool) {
-        let (hubs, run) = (self.hubs.clone(), self.run.clone());
+        let (hubs, run) = (self.next_replica().hubs.clone(), self.run.clone());
         let client = &mut self.clients[at];
         if client.over {
             return;
@@ -203,7 +254,7 @@ impl World {
     /// Sends what is left, ends the run, and lets every client read to the end.
     pub async fn finish(&mut self, lines: &[String]) {
         self.send(lines, usize::MAX).await;
-        self.ingest.end(&self.run, SESSION, Some(0)).await.expect("settled");
+        self.owner().ingest.end(&self.run, SESSION, Some(0)).await.expect("settled");
         for client in 0..COUNT {
             self.pump(client, true).await;
         }
@@ -214,7 +265,8 @@ impl World {
     }
 
     async fn replay_from(&self, kind: Kind, position: Position) -> Vec<Record> {
-        let reader = self.hubs.read(&self.run, position, clients::wants_text(kind)).await.expect("readable");
+        let hubs = &self.replicas[position.seq as usize % self.replicas.len()].hubs;
+        let reader = hubs.read(&self.run, position, clients::wants_text(kind)).await.expect("readable");
         let mut reader = reader.expect("the run is there");
         let mut out = Vec::new();
         loop {
@@ -290,7 +342,8 @@ impl World {
         let whole = steps(&self.replay(Kind::WebSocket, None).await);
         for (at, step) in whole.iter().enumerate() {
             let index = step["step_index"].as_i64().expect("an index");
-            let (_, seq) = self.log.place_of_step(&self.run, index).await.expect("readable").expect("it stands somewhere");
+            let (_, seq) =
+                self.owner().log.place_of_step(&self.run, index).await.expect("readable").expect("it stands somewhere");
             let mut seen: Vec<Value> = whole[..=at].to_vec();
             for step in steps(&self.replay_from(Kind::WebSocket, Position::at(seq)).await) {
                 if !seen.iter().any(|known| known["id"] == step["id"]) {
