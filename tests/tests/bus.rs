@@ -74,7 +74,7 @@ async fn two_thousand_runs_and_four_thousand_clients_make_no_consumer() {
     const RUNS: usize = 2000;
     allow_files(16_384);
     let replicas = Replicas::start(2);
-    let before = until("the replicas have begun", || async { Some(replicas.nats.consumers()).filter(|count| *count > 0) }).await;
+    let before = until("the replicas have begun", || async { Some(replicas.nats.consumers()).filter(|count| *count >= 2) }).await;
     let mut streams = Vec::new();
     for chunk in (0..RUNS).collect::<Vec<_>>().chunks(50) {
         let opened = join_all(chunk.iter().map(|number| {
@@ -196,6 +196,7 @@ async fn the_permissions_that_are_shipped_are_enough_and_keep_others_from_tellin
     assert_eq!(parts(&seen), parts(&whole));
     let told: Vec<String> =
         tokio::task::spawn_blocking(move || lines.map(|line| line.expect("readable")).collect()).await.expect("read");
+    assert!(reading.wait().expect("it ends").success());
     assert_eq!(told.len(), 2, "the two events and nothing else: {told:?}");
     assert_eq!(servers[1].metric("runcast_tail_refused_total", &[]).await, 0.0);
     assert!(!nats.log().contains("Violation - User \"runcast\""), "{}", nats.log());

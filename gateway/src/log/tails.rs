@@ -7,7 +7,10 @@ use std::{
 };
 
 use runcast_config::FRAME_COPIES;
-use runcast_translators::event::{Event, RunId, Seq};
+use runcast_translators::{
+    event::{Event, RunId, Seq},
+    position::text_from,
+};
 use tokio::{
     sync::{broadcast, mpsc, oneshot},
     task::JoinHandle,
@@ -62,6 +65,8 @@ fn weight(event: &Event) -> usize {
 #[derive(Default)]
 struct Slot {
     open: OpenText,
+    /// Characters of the open text.
+    chars: u32,
     /// Some of the open text found no room: whoever follows from here on waits for the commit.
     has_hole: bool,
     followers: Option<broadcast::Sender<TailItem>>,
@@ -77,7 +82,7 @@ impl Slot {
 
     /// The open text begins behind `base`; gives how much there was before.
     fn begin(&mut self, base: Seq) -> usize {
-        self.has_hole = false;
+        (self.has_hole, self.chars) = (false, 0);
         std::mem::replace(&mut self.open, OpenText { base, text: String::new() }).text.len()
     }
 
@@ -125,14 +130,20 @@ impl Tails {
         let mut bytes = EVENT_BYTES;
         if let LiveItem::Text { base, start, text } = &item {
             bytes += text.len();
-            if *start == 0 {
+            if *start == 0 && (slot.has_hole || *base > slot.open.base) {
                 open_bytes -= slot.begin(*base);
             }
-            if !slot.has_hole && open_bytes + text.len() <= self.limits.open_bytes_max {
-                slot.open.text.push_str(text);
-                open_bytes += text.len();
-            } else if !slot.has_hole {
-                metrics::open_text_full();
+            // The same text comes again when its owner is another or reads it again.
+            let overlap = slot.chars.checked_sub(*start).filter(|_| slot.open.base == *base);
+            let fresh = overlap.map_or(text.as_str(), |known| text_from(text, known));
+            if !slot.has_hole && overlap.is_some() && open_bytes + fresh.len() <= self.limits.open_bytes_max {
+                slot.open.text.push_str(fresh);
+                slot.chars += fresh.chars().count() as u32;
+                open_bytes += fresh.len();
+            } else if !slot.has_hole && *base >= slot.open.base {
+                if overlap.is_some() {
+                    metrics::open_text_full();
+                }
                 let base = slot.open.base;
                 open_bytes -= slot.begin(base);
                 slot.has_hole = true;

@@ -320,8 +320,9 @@ impl Shared {
                 self.own_text().insert(run.clone(), *base);
                 if let Some(follow) = self.following(run) {
                     let mut state = follow.state();
-                    if *base >= state.base {
-                        (state.base, state.chars) = (*base, start + text.chars().count() as u32);
+                    if *base == state.base && *start <= state.chars {
+                        // Others may have told more of it already.
+                        state.chars = state.chars.max(start + text.chars().count() as u32);
                     }
                 }
                 LiveMessage::Text { base: *base, start: *start, text: text.clone() }
