@@ -113,7 +113,7 @@ impl Gateway {
         let streams = streams.route("/echo", get(websocket::echo::echo));
         let streams = streams.with_state(self.clone());
         let shown = rest::routes(self).merge(sse::routes(self)).route_layer(from_fn(require_watch));
-        let ingest = ingest.route_layer(from_fn(require_ingest));
+        let ingest = if ingest.has_routes() { ingest.route_layer(from_fn(require_ingest)) } else { ingest };
         let rest = shown.merge(nodes::routes(self)).merge(ingest);
         let grpc = grpc::service(self);
         let connect = connect::service(self);
