@@ -55,8 +55,8 @@ async fn so_many_streams_of_a_run_and_of_a_subject_and_no_more() {
         runcast_tests::until("the places", || async { (server.metric("runcast_connections", &[]).await == 0.0).then_some(()) })
             .await;
     }
-    assert_eq!(server.metric("runcast_streams_refused_total", &["run"]).await, 6.0);
-    assert_eq!(server.metric("runcast_streams_refused_total", &["subject"]).await, 6.0);
+    assert_eq!(server.metric("runcast_streams_refused_total", &["limit=\"run\""]).await, 6.0);
+    assert_eq!(server.metric("runcast_streams_refused_total", &["limit=\"subject\""]).await, 6.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -82,7 +82,7 @@ async fn so_many_streams_begin_in_a_second() {
         .await;
         assert!(is_told(way, &said), "{way:?}: {said}");
     }
-    assert!(server.metric("runcast_streams_refused_total", &["rate"]).await >= 6.0);
+    assert!(server.metric("runcast_streams_refused_total", &["limit=\"rate\""]).await >= 6.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
