@@ -542,6 +542,41 @@ async fn tokens_are_read_again_at_a_signal() {
     assert_eq!(ask(&old).await, 401);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn one_line_tells_of_each_stream_when_that_is_asked_for() {
+    for asked in [true, false] {
+        let options = Options::default().env("RUNCAST__SERVER__LOG_CONNECTIONS", asked);
+        let (server, [acme]) = serve([&["--subject", "acme", "--rights", "watch,ingest"]], options);
+        let acme = Door::of(&server).with_token(Some(&acme));
+        assert_eq!(send(&acme, "r", fixtures::run("failed-run")).await.0, 200);
+        for way in WAYS {
+            assert_eq!(verdict(&acme, way, "r", None).await, Verdict::Seen, "{way:?}");
+        }
+        let lines = || {
+            let said = server.said();
+            said.into_iter().filter(|line| line.contains("a stream has ended")).collect::<Vec<_>>()
+        };
+        if asked {
+            runcast_tests::until("six lines", || async { (lines().len() == 6).then_some(()) }).await;
+            for line in lines() {
+                let fields: Value = serde_json::from_str::<Value>(&line).expect("JSON")["fields"].take();
+                assert_eq!(
+                    (fields["run"].as_str(), fields["subject"].as_str(), fields["address"].as_str()),
+                    (Some("r"), Some("token:t0"), Some("127.0.0.1")),
+                    "{line}"
+                );
+                assert!(fields["seconds"].is_number() && fields["protocol"].is_string() && fields["how"].is_string(), "{line}");
+            }
+        } else {
+            runcast_tests::until("the streams' ends", || async {
+                (server.metric("runcast_goodbyes_total", &[]).await == 6.0).then_some(())
+            })
+            .await;
+            assert!(lines().is_empty());
+        }
+    }
+}
+
 #[test]
 fn a_token_that_could_not_work_is_not_made() {
     let make = |arguments: &[&str]| {
