@@ -12,6 +12,7 @@ fn example() -> Value {
     for file in [&mut tls.certificate_file, &mut tls.key_file, &mut tls.client_ca_file] {
         *file = Some(Default::default());
     }
+    settings.telemetry.otlp_endpoint = Some(String::new());
     settings.auth.ticket_key = Some(Secret::default());
     settings.auth.ticket_key_file = Some(Default::default());
     settings.auth.tokens.push(Token {

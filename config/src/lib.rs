@@ -22,4 +22,6 @@ pub use memory::{
 };
 pub use postgres::Postgres;
 pub use secret::Secret;
-pub use settings::{Backend, Fanout, Find, Ingest, Log, Nats, Ndjson, Retention, Server, Settings, Stream, Tls, Upstream};
+pub use settings::{
+    Backend, Fanout, Find, Ingest, Log, Nats, Ndjson, Retention, Server, Settings, Stream, Telemetry, Tls, Upstream,
+};

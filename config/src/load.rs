@@ -110,6 +110,7 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         ("fanout.reads_max", fanout.reads_max),
         ("stream.write_bytes_max", stream.write_bytes_max),
         ("find.asks_max", find.asks_max),
+        ("telemetry.spans_max", settings.telemetry.spans_max),
         ("find.unknown_max", find.unknown_max),
         ("stream.client_message_bytes_max", stream.client_message_bytes_max),
     ];
@@ -131,6 +132,8 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         ("stream.rpc_keepalive_ms", stream.rpc_keepalive_ms),
         ("stream.write_stall_ms", stream.write_stall_ms),
         ("find.wait_ms", find.wait_ms),
+        ("telemetry.otlp_timeout_ms", settings.telemetry.otlp_timeout_ms),
+        ("telemetry.otlp_every_ms", settings.telemetry.otlp_every_ms),
         ("log.retention.sweep_every_ms", log.retention.sweep_every_ms),
         ("log.nats.connect_timeout_ms", log.nats.connect_timeout_ms),
         ("log.nats.answer_wait_ms", log.nats.answer_wait_ms),
@@ -147,6 +150,9 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
     if server.memory_bytes_max > 0 && memory > server.memory_bytes_max {
         let what = format!("is {}, but the other limits add up to {memory}: see `runcast check`", server.memory_bytes_max);
         return invalid("server.memory_bytes_max", &what);
+    }
+    if !(0.0..=1.0).contains(&settings.telemetry.sample_ratio) {
+        return invalid("telemetry.sample_ratio", "must be from 0.0 to 1.0");
     }
     if log.path.as_os_str().is_empty() {
         return invalid("log.path", "must name a folder");

@@ -51,6 +51,8 @@ const BRIDGE_BATCH_BYTES: u64 = 4 << 20;
 const DAEMON_READ_BYTES: u64 = 416 << 10;
 /// What an HTTP/2 connection to a bridge or a daemon may have read.
 const WINDOW_BYTES: u64 = 8 << 20;
+/// A span with its attributes.
+const SPAN_BYTES: u64 = 2 << 10;
 /// What TLS has read of a connection, with its keys.
 const TLS_READ_BYTES: u64 = 64 << 10;
 /// A run id that is remembered, with its place in tables.
@@ -71,7 +73,7 @@ pub struct Part {
 
 impl MemoryMax {
     pub fn of(settings: &Settings) -> Self {
-        let Settings { server, auth, log, ingest, fanout, stream, find, upstream, .. } = settings;
+        let Settings { server, auth, log, ingest, fanout, stream, find, telemetry, upstream, .. } = settings;
         let line = bytes(ingest.line_bytes_max);
         let batch = add(line, bytes(ingest.batch_bytes_max));
         let header = bytes(server.header_bytes_max.max(8192));
@@ -132,6 +134,9 @@ impl MemoryMax {
                 times(log.claims_max.saturating_add(auth.addresses_max), ID_BYTES),
             ),
         ];
+        if telemetry.otlp_endpoint.is_some() {
+            parts.push(part("spans that wait: telemetry.spans_max × 2 KiB", times(telemetry.spans_max, SPAN_BYTES)));
+        }
         if server.tls.certificate_file.is_some() {
             let encrypted = add(bytes(TLS_BYTES_MAX), TLS_READ_BYTES);
             parts.push(part("TLS: (server.connections_max + 64) × 96 KiB", times(connections, encrypted)));

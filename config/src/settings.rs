@@ -17,6 +17,7 @@ pub struct Settings {
     pub fanout: Fanout,
     pub stream: Stream,
     pub find: Find,
+    pub telemetry: Telemetry,
     pub upstream: Vec<Upstream>,
 }
 
@@ -189,6 +190,19 @@ pub struct Find {
     pub asks_max: usize,
     pub unknown_ms: u64,
     pub unknown_max: usize,
+}
+
+/// Spans for OpenTelemetry.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Telemetry {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub otlp_endpoint: Option<String>,
+    pub otlp_timeout_ms: u64,
+    pub otlp_every_ms: u64,
+    pub service_name: String,
+    pub sample_ratio: f64,
+    pub spans_max: usize,
 }
 
 /// Where runs come from, beside what is sent to `POST /v1/runs/{id}/events`.
@@ -395,6 +409,19 @@ impl Default for Fanout {
 impl Default for Find {
     fn default() -> Self {
         Self { wait_ms: 10_000, asks_max: 64, unknown_ms: 1_000, unknown_max: 10_000 }
+    }
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        Self {
+            otlp_endpoint: None,
+            otlp_timeout_ms: 10_000,
+            otlp_every_ms: 5_000,
+            service_name: "runcast".into(),
+            sample_ratio: 1.0,
+            spans_max: 2048,
+        }
     }
 }
 

@@ -10,14 +10,15 @@ use std::{
 use runcast_config::Right;
 use runcast_translators::event::{Millis, RunId, RunInfo};
 
-use crate::log::RunScope;
+use crate::{log::RunScope, ops::traces::Trace};
 
 /// Whoever asks, by the credential that was shown.
 #[derive(Clone, Debug)]
 pub struct Caller {
     credential: Arc<Credential>,
-    /// From where it asks, for the log.
+    /// From where it asks, for the log, and as part of which trace.
     address: Option<IpAddr>,
+    trace: Trace,
 }
 
 /// What a credential says.
@@ -78,12 +79,16 @@ fn bit(right: Right) -> u8 {
 
 impl Caller {
     pub fn new(credential: Credential) -> Self {
-        Self { credential: Arc::new(credential), address: None }
+        Self { credential: Arc::new(credential), address: None, trace: Trace::default() }
     }
 
-    /// The same, as it asks from there.
-    pub fn from(&self, address: Option<IpAddr>) -> Self {
-        Self { address, ..self.clone() }
+    /// The same, as it asks from there, as part of a trace.
+    pub fn asking(&self, address: Option<IpAddr>, trace: Trace) -> Self {
+        Self { address, trace, ..self.clone() }
+    }
+
+    pub fn trace(&self) -> &Trace {
+        &self.trace
     }
 
     pub fn address(&self) -> Option<IpAddr> {
@@ -98,7 +103,7 @@ impl Caller {
     /// The same, where the run is one that the caller itself has just made.
     pub fn with_own(&self, run: &RunId) -> Self {
         let runs = RunScope::new([run.as_str()], None);
-        Self::new(Credential { runs, ..Credential::clone(&self.credential) }).from(self.address)
+        Self { credential: Arc::new(Credential { runs, ..Credential::clone(&self.credential) }), ..self.clone() }
     }
 
     pub fn subject(&self) -> Option<&str> {

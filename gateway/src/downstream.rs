@@ -161,7 +161,7 @@ impl Gateway {
     fn admit(&self, caller: &Caller, run: &RunId) -> Result<Admitted, Goodbye> {
         let place = self.gate().limits.take(caller, run)?;
         let told = self.settings().server.log_connections.then(|| (caller.clone(), run.clone()));
-        Ok(Admitted { place, until: caller.expires().map(Into::into), told })
+        Ok(Admitted { place, until: caller.expires().map(Into::into), told, trace: caller.trace().clone() })
     }
 
     /// The run, known as far as `is_enough` asks for if there is so much: what this process knows may be behind the log, and
@@ -300,7 +300,8 @@ async fn check_origin(State(gateway): State<Gateway>, request: Request, next: Ne
 async fn identify(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<Peer>().cloned().unwrap_or_default();
     let auth = &gateway.gate().auth;
-    let caller = auth.login(&peer, request.headers()).await.map(|caller| caller.from(auth.address(&peer, request.headers())));
+    let caller = auth.login(&peer, request.headers()).await;
+    let caller = caller.map(|caller| auth.asking(&caller, &peer, request.headers()));
     let must_close = peer.is_over && request.version() < Version::HTTP_2;
     if let Ok(caller) = &caller {
         request.extensions_mut().insert(caller.clone());

@@ -99,6 +99,8 @@ enum Command {
         batch: LineBatch,
         /// Until its lines are logged.
         room: Held,
+        /// What they are a part of.
+        span: tracing::Span,
     },
     /// Answers when everything before it is done.
     Progress {
@@ -296,7 +298,7 @@ impl Feed {
         self.check()?;
         let room = self.ingest.room(batch.lines.iter().map(|line| line.held() + LINE_BYTES).sum()).await;
         let owner = self.ingest.owner(&self.run)?;
-        let sent = owner.send(Command::Lines { hold: self.hold.clone(), batch, room }).await;
+        let sent = owner.send(Command::Lines { hold: self.hold.clone(), batch, room, span: tracing::Span::current() }).await;
         // The owner is gone, and with it the queue: the sender must ask from where to go on.
         sent.map_err(|_| Refused::NotOwner)
     }

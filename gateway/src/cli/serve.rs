@@ -3,10 +3,10 @@
 use std::{io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use super::{ConfigArgs, EXIT_CONFIG, fail, runtime};
-use crate::{app::App, demo};
+use crate::{app::App, demo, ops::traces::Exporter};
 
 /// Arguments of `runcast serve`.
 #[derive(Debug, clap::Args)]
@@ -40,12 +40,19 @@ impl Serve {
         settings.server.admin_listen = self.admin_listen.unwrap_or(settings.server.admin_listen);
         settings.log.path = self.data.unwrap_or(settings.log.path);
         settings.server.insecure |= self.insecure;
-        start_logging();
         let pre_drain = Duration::from_millis(settings.server.pre_drain_ms);
         let runtime = match runtime() {
             Ok(runtime) => runtime,
             Err(error) => return fail(&error, 1),
         };
+        let exporter = {
+            let _runtime = runtime.enter();
+            match Exporter::new(&settings.telemetry) {
+                Ok(exporter) => exporter,
+                Err(error) => return fail(&error, EXIT_CONFIG),
+            }
+        };
+        start_logging(exporter.as_ref());
         let status = runtime.block_on(async {
             let mut signals = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
             // A limit on file sizes is to be an error of a write, which the log survives, and not the end of the process.
@@ -77,6 +84,9 @@ impl Serve {
             }
             anyhow::Ok(())
         });
+        if let Some(exporter) = exporter {
+            exporter.flush();
+        }
         runtime.shutdown_background();
         match status {
             Ok(()) => ExitCode::SUCCESS,
@@ -86,12 +96,10 @@ impl Serve {
 }
 
 /// Text on a terminal, JSON elsewhere; `RUST_LOG` chooses what is told.
-fn start_logging() {
+fn start_logging(exporter: Option<&Exporter>) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if std::io::stderr().is_terminal() {
-        builder.with_target(false).init();
-    } else {
-        builder.json().init();
-    }
+    let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let logs =
+        if std::io::stderr().is_terminal() { logs.with_target(false).boxed() } else { logs.json().boxed() }.with_filter(filter);
+    tracing_subscriber::registry().with(logs).with(exporter.map(Exporter::layer)).init();
 }

@@ -25,7 +25,10 @@ use super::listen::Peer;
 use crate::{
     access::{Caller, Credential},
     log::{Log, RunScope},
-    ops::metrics::{self, LoginResult},
+    ops::{
+        metrics::{self, LoginResult},
+        traces::Trace,
+    },
 };
 
 pub use self::tickets::Ticket;
@@ -125,7 +128,7 @@ impl Auth {
     }
 
     /// From where a request comes, which is whose failed logins are counted: the client of the nearest proxy that is not trusted.
-    pub fn address(&self, peer: &Peer, headers: &HeaderMap) -> Option<IpAddr> {
+    fn address(&self, peer: &Peer, headers: &HeaderMap) -> Option<IpAddr> {
         let mut address = peer.address?;
         let is_trusted = |address: &IpAddr| self.proxies.iter().any(|proxy| proxy.contains(&address.to_canonical()));
         let told: Vec<&str> = headers.get_all("x-forwarded-for").iter().filter_map(|value| value.to_str().ok()).collect();
@@ -138,6 +141,11 @@ impl Auth {
             address = before;
         }
         Some(address.to_canonical())
+    }
+
+    /// The caller, as it asks with this request.
+    pub fn asking(&self, caller: &Caller, peer: &Peer, headers: &HeaderMap) -> Caller {
+        caller.asking(self.address(peer, headers), Trace::of(headers))
     }
 
     /// Whether a browser came by https, as far as we and trusted proxies know.
@@ -183,10 +191,10 @@ impl Auth {
                     None => Err(Goodbye::Unauthorized),
                 };
                 match redeemed {
-                    Ok(caller) => (caller.from(self.address(&login.peer, headers)), true),
+                    Ok(caller) => (self.asking(&caller, &login.peer, headers), true),
                     Err(Goodbye::Unauthorized) => {
                         let caller = self.of_cookie(headers, run).ok_or(Goodbye::Unauthorized)?;
-                        (caller.from(self.address(&login.peer, headers)), false)
+                        (self.asking(&caller, &login.peer, headers), false)
                     }
                     Err(goodbye) => return Err(goodbye),
                 }

@@ -18,7 +18,10 @@ use crate::{
     access::Caller,
     fanout::{Encoding, Item, Reader, Sink},
     log::ReadError,
-    ops::metrics::{Connection, Protocol, ResumedFrom},
+    ops::{
+        metrics::{Connection, Protocol, ResumedFrom},
+        traces::Trace,
+    },
 };
 
 /// Tells streams that the server goes down, each at its own moment.
@@ -37,6 +40,7 @@ pub struct Admitted {
     pub until: Option<Instant>,
     /// Of whom, and of which run, the log is to tell.
     pub told: Option<(Caller, RunId)>,
+    pub trace: Trace,
 }
 
 /// What happens next on a stream.
@@ -61,6 +65,7 @@ pub struct Watch {
     drains: bool,
     _place: Place,
     told: Option<Box<Told>>,
+    span: tracing::Span,
     silence: Duration,
     /// Goes off when the stream may have been silent for long. It is set again only then, not at every record.
     alarm: Pin<Box<Sleep>>,
@@ -118,6 +123,7 @@ impl Watch {
         };
         drain.open.send_modify(|open| *open += 1);
         Self {
+            span: admitted.trace.stream(protocol, reader.run()),
             reader,
             connection: Connection::open(protocol),
             drain_begins: drain.beginning(),
@@ -239,6 +245,7 @@ impl Watch {
 
     pub fn end(&mut self, goodbye: Goodbye) -> Happening {
         self.over = true;
+        self.span.record("how", goodbye.ending().label);
         if let Some(told) = &mut self.told {
             told.goodbye.get_or_insert(goodbye);
         }

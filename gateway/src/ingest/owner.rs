@@ -11,6 +11,7 @@ use tokio::{
     sync::mpsc,
     time::{Instant, sleep_until},
 };
+use tracing::Instrument as _;
 
 use super::{Command, Hold, Ingest, Line, LineBatch, Progress, Refused, writer::Writer};
 use crate::{
@@ -147,13 +148,13 @@ impl Owner {
                 let _ = reply.send(self.attach(&session, customer, hold).await);
             }
             // The room is given back when the lines are logged.
-            Command::Lines { hold, batch, room: _room } => {
+            Command::Lines { hold, batch, room: _room, span } => {
                 if !Arc::ptr_eq(&hold, &self.hold) {
                     // One that was superseded here knows it. The owner that this one was attached to is gone, and perhaps
                     // some of its lines.
                     let _ = hold.set(Refused::NotOwner);
                 } else if hold.get().is_none()
-                    && let Err(error) = self.lines(batch).await
+                    && let Err(error) = self.lines(batch).instrument(span).await
                 {
                     let _ = hold.set(error);
                 }

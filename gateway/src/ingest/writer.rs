@@ -7,6 +7,7 @@ use runcast_translators::{
     position::TEXT_MAX,
 };
 use tokio::time::sleep;
+use tracing::Instrument as _;
 
 use super::{
     Ingest, Refused, is_of_upstream,
@@ -15,7 +16,7 @@ use super::{
 use crate::{
     budget::Held,
     log::{Append, AppendError, LiveItem, Log, ReadError},
-    ops::metrics,
+    ops::{metrics, traces},
 };
 
 /// So much text is counted as part of its owner.
@@ -240,7 +241,9 @@ impl Writer {
         let mut wait = RETRY_MIN;
         loop {
             let (expected_head, origin) = (self.head, self.origin.clone());
-            match self.log.append(Append { run: self.run.clone(), expected_head, facts: facts.clone(), origin }).await {
+            let span = traces::append(&self.run, facts.len());
+            let append = Append { run: self.run.clone(), expected_head, facts: facts.clone(), origin };
+            match self.log.append(append).instrument(span).await {
                 Ok(events) => {
                     self.lag.record(received.elapsed().as_secs_f64());
                     metrics::events_committed(&events);

@@ -15,6 +15,7 @@ use runcast_config::{FREE_BYTES, Ingest as IngestSettings};
 use runcast_translators::{event::RunId, json::push_string};
 use serde::Deserialize;
 use tokio::sync::watch;
+use tracing::Instrument as _;
 
 use crate::{
     access::Caller,
@@ -69,6 +70,7 @@ async fn events(
             "from is the number of the first line that is sent, counted from 0",
         );
     };
+    let span = caller.trace().ingest(&run);
     let result = async {
         let customer = door.admit(&caller, &run).await?;
         let mut feed = door.ingest.attach_for(&run, &session, customer).await?;
@@ -76,7 +78,7 @@ async fn events(
         let progress = feed.finish().await?;
         Ok::<_, Refused>((progress, broken))
     };
-    match result.await {
+    match result.instrument(span).await {
         Ok((progress, false)) => progress_answer(&progress),
         // The connection broke: nobody hears this, but the lines that came whole are kept.
         Ok((_, true)) => refuse(StatusCode::BAD_REQUEST, "body_cut", "the request body broke off"),

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     log::{Append, AppendError},
-    ops::metrics,
+    ops::{metrics, traces},
 };
 
 /// The server takes so many messages in one batch; we keep some distance.
@@ -76,6 +76,7 @@ impl Shared {
             let payload = Bytes::from(encode_record(&fact));
             let (parts, payload) = self.put_away(&run, payload).await?;
             let mut headers = series.event(seq, base, &fact, parts.as_ref());
+            traces::inject(|name, value| headers.insert(name, value.as_str()));
             if is_new && seq == before + 1 {
                 message::put_origin(&mut headers, &origin);
             }
