@@ -21,5 +21,5 @@ pub use memory::{
 pub use postgres::Postgres;
 pub use secret::Secret;
 pub use settings::{
-    Auth, Backend, Fanout, Find, Ingest, Log, Nats, Ndjson, Retention, Server, Settings, Stream, Token, Upstream,
+    Auth, Backend, Fanout, Find, Ingest, Log, Nats, Ndjson, Page, Retention, Server, Settings, Stream, Token, Upstream,
 };

@@ -17,6 +17,7 @@ pub struct Settings {
     pub fanout: Fanout,
     pub stream: Stream,
     pub find: Find,
+    pub page: Page,
     pub upstream: Vec<Upstream>,
 }
 
@@ -184,6 +185,13 @@ pub struct Find {
     pub unknown_max: usize,
 }
 
+/// The web page.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Page {
+    pub enabled: bool,
+}
+
 /// Where runs come from, beside what is sent to `POST /v1/runs/{id}/events`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
@@ -317,6 +325,12 @@ impl Default for Fanout {
             reads_max: 4,
             shard_clients_max: 256,
         }
+    }
+}
+
+impl Default for Page {
+    fn default() -> Self {
+        Self { enabled: true }
     }
 }
 
