@@ -87,6 +87,11 @@ fn describe() {
     );
     describe_counter!("runcast_gaps_sent_total", "Clients that were told that events are missing, by protocol.");
     describe_counter!("runcast_requests_refused_total", "Requests answered with an error, by protocol and reason.");
+    describe_counter!("runcast_logins_refused_total", "Credentials that were refused or could not be checked, by reason.");
+    describe_counter!("runcast_tickets_total", "Tickets that were shown, by what came of it.");
+    describe_counter!("runcast_key_fetches_total", "Times that the keys of an issuer were fetched, by what came of it.");
+    describe_counter!("runcast_streams_refused_total", "Streams that were refused because there were too many, by which limit.");
+    describe_counter!("runcast_certificate_loads_total", "Times that the certificate was read again, by what came of it.");
     describe_counter!("runcast_text_cursors_beyond_total", "Cursors that claimed more text than a message has.");
     describe_counter!("runcast_connections_refused_total", "Connections refused because the server was full.");
     describe_gauge!(
@@ -244,6 +249,56 @@ pub fn refused(protocol: Protocol, reason: &'static str) {
 
 pub fn connection_refused() {
     counter!("runcast_connections_refused_total").increment(1);
+}
+
+/// Why somebody did not get in.
+#[derive(Clone, Copy, Debug)]
+pub enum LoginResult {
+    Refused,
+    TooManyFailures,
+    Unavailable,
+}
+
+pub fn login(result: LoginResult) {
+    let reason = match result {
+        LoginResult::Refused => "refused",
+        LoginResult::TooManyFailures => "too_many_failures",
+        LoginResult::Unavailable => "unavailable",
+    };
+    counter!("runcast_logins_refused_total", "reason" => reason).increment(1);
+}
+
+pub fn ticket(is_good: bool) {
+    counter!("runcast_tickets_total", "result" => if is_good { "taken" } else { "refused" }).increment(1);
+}
+
+pub fn keys_fetched(is_ok: bool) {
+    counter!("runcast_key_fetches_total", "result" => ok_or_failed(is_ok)).increment(1);
+}
+
+pub fn certificate_loaded(is_ok: bool) {
+    counter!("runcast_certificate_loads_total", "result" => ok_or_failed(is_ok)).increment(1);
+}
+
+fn ok_or_failed(is_ok: bool) -> &'static str {
+    if is_ok { "ok" } else { "failed" }
+}
+
+/// Which limit a stream would have gone beyond.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamLimit {
+    Subject,
+    Run,
+    Rate,
+}
+
+pub fn stream_refused(limit: StreamLimit) {
+    let limit = match limit {
+        StreamLimit::Subject => "subject",
+        StreamLimit::Run => "run",
+        StreamLimit::Rate => "rate",
+    };
+    counter!("runcast_streams_refused_total", "limit" => limit).increment(1);
 }
 
 pub fn text_cursor_beyond() {

@@ -1,0 +1,12 @@
+import { chromium } from "playwright-core";
+const [,, base, out, width="1440", height="900", scheme="light", run=""] = process.argv;
+const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: ["--headless","--no-sandbox","--disable-gpu","--disable-quic","--no-first-run","--disable-background-networking","--disable-component-update","--disable-sync"] });
+const page = await browser.newPage({ viewport: { width: +width, height: +height }, colorScheme: scheme });
+page.on("console", m => console.log("console", m.type(), m.text()));
+page.on("pageerror", e => console.log("pageerror", e));
+await page.goto(base + (run ? "/#/runs/" + run : "/"));
+await page.waitForTimeout(2500);
+if (process.env.JS) console.log(await page.evaluate(process.env.JS));
+await page.waitForTimeout(700);
+await page.screenshot({ path: out });
+await browser.close();
