@@ -50,6 +50,7 @@ export class Feed {
   #end = -1;
   #heard = Date.now();
   #isStale = false;
+  #isOver = false;
 
   /** `take` gets each frame, in order. */
   constructor(id: string, take: (frame: RunFrames) => void) {
@@ -130,6 +131,10 @@ export class Feed {
         }
         why = error instanceof Error ? error.message : String(error);
       }
+      if (await this.#isAllThere()) {
+        this.connection.value = { kind: "ended" };
+        return;
+      }
       if (!didHear) mute += 1;
       if (mute >= MUTE_MAX && (await this.#poll())) return;
       if (this.#isStopped()) return;
@@ -165,11 +170,23 @@ export class Feed {
   }
 
   #took(frame: RunFrames): void {
+    if ("run" in frame) this.#isOver = isOver(frame.run.status);
     if ("run" in frame) this.#end = Math.max(this.#end, frame.run.last_step_index ?? -1);
     if ("steps" in frame) for (const step of frame.steps) this.#have = Math.max(this.#have, step.step_index);
     this.#take(frame);
     const isBehind = this.#have < this.#end && frame.type !== "delta" && frame.type !== "heartbeat";
     this.connection.value = isBehind ? { kind: "catching-up", have: this.#have + 1, of: this.#end + 1 } : { kind: "live" };
+  }
+
+  /** Whether the run is over and nothing of it is missing, though the last connection did not say so when it ended. */
+  async #isAllThere(): Promise<boolean> {
+    if (!this.#isOver || this.#cursor === undefined) return false;
+    try {
+      const { steps } = await client.peek().runs.steps(this.#id, { cursor: this.#cursor, limit: 1, signal: this.#stop.signal });
+      return steps.length === 0;
+    } catch {
+      return false;
+    }
   }
 
   /** Asks for steps for a while; gives whether the run is over, or cannot be read. */

@@ -77,7 +77,7 @@ export class RunModel {
     }
     const { kind } = this.feed.connection.peek();
     this.transcript.isLive = kind === "live" || kind === "polling";
-    if (!this.follows.peek()) this.unread.value += this.transcript.steps - before;
+    if (!this.follows.peek() && this.transcript.isLive) this.unread.value += this.transcript.steps - before;
     this.hasBegun.value = true;
     this.changed();
   }

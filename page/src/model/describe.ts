@@ -52,7 +52,8 @@ export function upshot(tool: ToolItem): string {
   const { output } = tool;
   if (output === undefined) return "";
   if (tool.name === "TodoWrite" && tool.state === "ok") return "";
-  if (tool.state === "failed") return firstLine(output.text, /^exit code \d+$/i);
+  if (tool.state === "failed") return complaint(output.text);
+  if (tool.children.length > 0) return output.text.trimStart().split("\n", 1)[0]?.slice(0, 300) ?? "";
   const hunks = output.hunks ?? (tool.state === "ok" ? intended(tool.name, tool.input) : undefined);
   if (hunks !== undefined) {
     const { added, removed } = counted(hunks);
@@ -79,12 +80,21 @@ function lastLine(said: string): string {
   return end.slice(end.lastIndexOf("\n") + 1).slice(0, 300);
 }
 
-/** The first line that says something. */
-function firstLine(said: string, but: RegExp): string {
-  const first = said
-    .slice(0, 2000)
+const EXIT = /^exit code (\d+)$/i;
+const COMPLAINS = /\b(error|failed|failure|fatal|panicked|denied|exception|not found|cannot|no such|timed out)\b/i;
+
+/** The status with which a command failed, where its result says one. */
+export function exitCode(tool: ToolItem): string | undefined {
+  const said = tool.output?.text ?? "";
+  return EXIT.exec(said.slice(0, Math.max(0, said.indexOf("\n"))).trim())?.[1];
+}
+
+/** The first line that says what is wrong; else the first that says something. */
+function complaint(said: string): string {
+  const lines = said
+    .slice(0, 20_000)
     .split("\n")
     .map((line) => line.trim())
-    .filter((line) => line !== "");
-  return (first.find((line) => !but.test(line)) ?? first[0] ?? "").slice(0, 300);
+    .filter((line) => line !== "" && !EXIT.test(line));
+  return (lines.find((line) => COMPLAINS.test(line)) ?? lines[0] ?? "").slice(0, 300);
 }

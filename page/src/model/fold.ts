@@ -57,6 +57,7 @@ export class Transcript {
   readonly #seen = new Set<string>();
   readonly #tools = new Map<string, ToolItem>();
   readonly #byUuid = new Map<string, Item[]>();
+  readonly #hooks = new Map<string, NoteItem>();
   readonly #open: OpenItem;
   #titleRank = 0;
   #openChars = 0;
@@ -185,8 +186,8 @@ export class Transcript {
     return added;
   }
 
-  #note(place: Place, tone: NoteItem["tone"], title: string, said: string, detail?: string): void {
-    this.#add<NoteItem>(place, { kind: "note", tone, title, text: said, detail });
+  #note(place: Place, tone: NoteItem["tone"], title: string, said: string, detail?: string): NoteItem {
+    return this.#add<NoteItem>(place, { kind: "note", tone, title, text: said, detail });
   }
 
   #replace(uuid: string): void {
@@ -235,7 +236,7 @@ export class Transcript {
     if (place.parent !== undefined || kind === "thinking") return;
     const rank = kind === "user" ? 2 : 1;
     if (rank > this.#titleRank && (this.title === "" || this.steps < 20)) {
-      this.title = said.trim().slice(0, 400);
+      this.title = said.trim().slice(0, 400).replace(/[`*#]+/g, "");
       this.#titleRank = rank;
     }
   }
@@ -378,11 +379,19 @@ export class Transcript {
       case "hook_response": {
         const failed = data.outcome === "error" || data.outcome === "blocked" || (number(data.exit_code) ?? 0) !== 0;
         const said = [text(data.stdout), text(data.stderr)].filter((part) => part !== "").join("\n") || text(data.output);
-        this.#note(place, failed ? "warning" : "quiet", `hook ${text(data.hook_name)}`, text(data.outcome), said || undefined);
+        const begun = this.#hooks.get(text(data.hook_id));
+        const tone = failed ? "warning" : "quiet";
+        if (begun === undefined) this.#note(place, tone, `hook ${text(data.hook_name)}`, text(data.outcome), said || undefined);
+        else {
+          begun.tone = tone;
+          begun.text = text(data.outcome);
+          begun.detail = said || undefined;
+          begun.rev += 1;
+        }
         return;
       }
       case "hook_started":
-        this.#note(place, "quiet", `hook ${text(data.hook_name)}`, "started");
+        this.#hooks.set(text(data.hook_id), this.#note(place, "quiet", `hook ${text(data.hook_name)}`, "started"));
         return;
       case "informational":
       case "notification":

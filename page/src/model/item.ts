@@ -86,11 +86,11 @@ export interface ToolItem extends Base {
 /** What the agent's program says beside the conversation. */
 export interface NoteItem extends Base {
   readonly kind: "note";
-  readonly tone: "quiet" | "info" | "warning" | "error";
+  tone: "quiet" | "info" | "warning" | "error";
   readonly title: string;
-  readonly text: string;
+  text: string;
   /** More, to be unfolded. */
-  readonly detail: string | undefined;
+  detail: string | undefined;
 }
 
 export interface ReportItem extends Base {

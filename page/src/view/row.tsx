@@ -5,7 +5,7 @@ import type { ComponentChildren, JSX } from "preact";
 
 import { now } from "../live/clock.js";
 import type { Row, RunModel } from "../live/model.js";
-import { subject, upshot } from "../model/describe.js";
+import { exitCode, subject, upshot } from "../model/describe.js";
 import type { Item, Picture, ToolItem, ToolOutput } from "../model/item.js";
 import { intended, members, pretty, todos } from "../model/read.js";
 import { oneLine, visible } from "../model/text.js";
@@ -62,7 +62,7 @@ export class RowView extends Component<Props> {
       >
         <span class="when">{stamp(item.at, since)}</span>
         <div class="what">
-          {isTail && item.kind === "tool" ? <Body tool={item} part="output" /> : <What {...this.props} />}
+          {isTail && item.kind === "tool" ? <Body tool={item} rev={item.rev} part="output" /> : <What {...this.props} />}
           {item.replaced && <p class="aside">Replaced by a later message.</p>}
         </div>
       </article>
@@ -250,8 +250,15 @@ function Pictures({ pictures }: { readonly pictures: readonly Picture[] }): JSX.
   );
 }
 
+/** A component is drawn anew when its properties differ: an item that changes goes with what tells its states apart. */
+interface Changing {
+  readonly tool: ToolItem;
+  readonly rev: number;
+}
+
 function Tool({ tool, isUnfolded, onToggle }: Props & { readonly tool: ToolItem; readonly onToggle: () => void }): JSX.Element {
   const said = upshot(tool);
+  const code = tool.state === "failed" ? exitCode(tool) : undefined;
   const isAgent = tool.children.length > 0;
   const about = isAgent && tool.state === "running" ? (tool.activity ?? lastActivity(tool)) : said;
   return (
@@ -267,6 +274,7 @@ function Tool({ tool, isUnfolded, onToggle }: Props & { readonly tool: ToolItem;
         </span>
         <span class="upshot">
           {isAgent && <span class="count">{tool.calls === 1 ? "1 call" : `${tool.calls} calls`}</span>}
+          {code !== undefined && <span class="count">exit {code}</span>}
           {tool.output?.notes.map((note) => (
             <span key={note} class="count">
               {visible(note)}
@@ -279,10 +287,10 @@ function Tool({ tool, isUnfolded, onToggle }: Props & { readonly tool: ToolItem;
           )}
         </span>
         <span class="took">
-          <Took tool={tool} />
+          <Took tool={tool} rev={tool.rev} />
         </span>
       </button>
-      {isUnfolded && <Body tool={tool} part={isAgent ? "input" : "both"} />}
+      {isUnfolded && <Body tool={tool} rev={tool.rev} part={isAgent ? "input" : "both"} />}
     </div>
   );
 }
@@ -292,7 +300,7 @@ function lastActivity(tool: ToolItem): string {
   return last?.kind === "tool" ? `${last.name} ${subject(last)}` : "";
 }
 
-function Took({ tool }: { readonly tool: ToolItem }): JSX.Element {
+function Took({ tool }: Changing): JSX.Element {
   const { startedAt, endedAt, output } = tool;
   if (tool.state === "running") return <>{startedAt === undefined ? "" : duration(Math.max(1000, Math.floor((now.value - startedAt) / 1000) * 1000))}</>;
   if (output?.durationMs !== undefined) return <>{duration(output.durationMs)}</>;
@@ -300,11 +308,11 @@ function Took({ tool }: { readonly tool: ToolItem }): JSX.Element {
 }
 
 /** What a call was given, and what it gave. */
-function Body({ tool, part }: { readonly tool: ToolItem; readonly part: "both" | "input" | "output" }): JSX.Element {
+function Body({ tool, part }: Changing & { readonly part: "both" | "input" | "output" }): JSX.Element {
   const { output } = tool;
   return (
     <div class="tool-body">
-      {part !== "output" && <Input tool={tool} />}
+      {part !== "output" && <Input tool={tool} rev={tool.rev} />}
       {part !== "input" && output !== undefined && <Given tool={tool} output={output} />}
       {part !== "input" && output === undefined && tool.state === "running" && <p class="aside">Still running: no output yet.</p>}
       {part !== "input" && output === undefined && tool.state === "unknown" && <p class="aside">The run ended before this call was answered.</p>}
@@ -313,11 +321,11 @@ function Body({ tool, part }: { readonly tool: ToolItem; readonly part: "both" |
 }
 
 /** The input, except for what its result says better. */
-function Input({ tool }: { readonly tool: ToolItem }): JSX.Element | null {
+function Input({ tool }: Changing): JSX.Element | null {
   const input = members(tool.input);
   const hunks = tool.output?.hunks ?? intended(tool.name, tool.input);
   if (hunks !== undefined && tool.state !== "failed") return <Diff hunks={hunks} />;
-  if (tool.name === "TodoWrite") return <Todos of={tool} />;
+  if (tool.name === "TodoWrite") return <TodoList list={todos(members(tool.input).todos)} />;
   if (tool.name === "Bash" && typeof input.command === "string") {
     const command = input.command;
     return (
@@ -358,10 +366,6 @@ function Inputs({ input }: { readonly input: Readonly<Record<string, unknown>> }
       ))}
     </dl>
   );
-}
-
-function Todos({ of }: { readonly of: ToolItem }): JSX.Element {
-  return <TodoList list={todos(members(of.input).todos)} />;
 }
 
 export function TodoList({ list }: { readonly list: readonly { readonly text: string; readonly status: string }[] }): JSX.Element {

@@ -145,6 +145,7 @@ function says(connection: Connection): readonly [tone: string, words: string] {
 
 /** What a reader must know of the connection, at more length. */
 function Notice({ model }: { readonly model: RunModel }): JSX.Element | null {
+  useSignalValue(model.version);
   const connection = model.feed.connection.value;
   const gaps = model.transcript.items.filter((item) => item.kind === "gap").length;
   const parts: JSX.Element[] = [];
@@ -201,6 +202,7 @@ function Notice({ model }: { readonly model: RunModel }): JSX.Element | null {
 }
 
 function Glance({ model }: { readonly model: RunModel }): JSX.Element {
+  useSignalValue(model.version);
   const { transcript } = model;
   const run = model.run.value;
   const failed = transcript.calls.filter((call) => call.state === "failed").length;
@@ -234,6 +236,7 @@ function elapsed(model: RunModel): number | undefined {
 }
 
 function Tools({ model }: { readonly model: RunModel }): JSX.Element {
+  useSignalValue(model.version);
   const [progress, setProgress] = useState<string | undefined>(undefined);
   const fetchAll = async (): Promise<void> => {
     setProgress("…");
@@ -269,6 +272,7 @@ export function toggleFacts(): void {
 
 /** How the run ended. */
 function Outcome({ model }: { readonly model: RunModel }): JSX.Element | null {
+  useSignalValue(model.version);
   const run = model.run.value;
   const [isOpen, setOpen] = useState(false);
   if (run === undefined || !isOver(run.status)) return null;
@@ -438,6 +442,7 @@ function useHighlights(frame: HTMLElement | null, query: string): void {
 }
 
 function FactsPanel({ model }: { readonly model: RunModel }): JSX.Element {
+  useSignalValue(model.version);
   const { transcript } = model;
   const run = model.run.value;
   const { calls, usage } = transcript;
@@ -558,7 +563,11 @@ function Number({ label, value }: { readonly label: string; readonly value: Comp
 
 function clock(value: unknown): string {
   const at = instant(value);
-  return at === undefined ? "–" : new Date(at).toLocaleString(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  if (at === undefined) return "–";
+  const date = new Date(at);
+  const time = date.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+  const isToday = date.toDateString() === new Date(now.value).toDateString();
+  return isToday ? time : `${date.toLocaleDateString(undefined, { month: "short", day: "numeric" })}, ${time}`;
 }
 
 export function closeRun(): void {
