@@ -127,6 +127,7 @@ export class Link {
   #server;
   #sockets = new Set();
   #port;
+  #to;
   isCut = false;
   /** How many connections asked for a WebSocket. */
   upgrades = 0;
@@ -136,7 +137,8 @@ export class Link {
 
   static async to(server) {
     const link = new Link();
-    link.#server = createServer((client) => link.#serve(client, server));
+    link.lead(server);
+    link.#server = createServer((client) => link.#serve(client, link.#to));
     await new Promise((resolve) => link.#server.listen(0, "127.0.0.1", resolve));
     link.#port = link.#server.address().port;
     link.base = `http://127.0.0.1:${link.#port}`;
@@ -177,6 +179,11 @@ export class Link {
 
   /** Whether WebSockets are refused, as some proxies do. */
   refuses = false;
+
+  /** What comes from now on goes to this server. */
+  lead(server) {
+    this.#to = server;
+  }
 
   /** Ends all connections; new ones are refused until it is mended. */
   cut() {

@@ -220,6 +220,8 @@ export class Transcript {
 
   #gap(earliest: number | null | undefined, latest: number | null | undefined, reason: string | undefined): void {
     this.#closeOpen();
+    // What follows may be of another life of the run, whose steps have ids of their own, or the same ones again.
+    this.#seen.clear();
     const [from, to] = [this.lastIndex + 1, typeof earliest === "number" ? earliest - 1 : undefined];
     const missing =
       to !== undefined && to >= from
