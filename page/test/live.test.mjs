@@ -198,7 +198,8 @@ test("a hole is shown as one: the run came again with another history", async ()
     await view.state("live");
     await view.sees("Gap", ".kind-gap");
     await view.sees("There is a gap", ".notices");
-    await view.sees("Another history.", ".transcript");
+    await other.send("r", [said("Another history, gone on with.")], 2);
+    await view.sees("Another history, gone on with.", ".transcript");
     assert.deepEqual(await words(view), ALL(6), "what was seen stays");
     await view.shot("gap");
     await view.close();

@@ -295,4 +295,11 @@ test("what is looked for is found in input and output alike", () => {
   const { items } = folded([call("a", "Bash", { command: "Find ME" }), result("a", "the OutPut")]);
   assert.ok(pure.haystack(items[0]).includes("find me"));
   assert.ok(pure.haystack(items[0]).includes("the output"));
+  const agent = folded([call("t", "Task", { prompt: "needle" }), call("b", "Grep", { pattern: "Needle" }, "t"), result("b", "none", {}, "t"), result("t", "a NEEDLE")]);
+  const found = pure.search(agent.items, "needle").map(({ item, isTail }) => [item.callId, isTail]);
+  assert.deepEqual(found, [
+    ["t", false],
+    ["b", false],
+    ["t", true],
+  ]);
 });

@@ -5,6 +5,8 @@ import { signal } from "@preact/signals";
 const TICK_MS = 1000;
 /** A tick that comes later than this was asleep. */
 const SLEPT_MS = 5000;
+const HIDDEN_MS = 200;
+const LATER_MS = 100;
 
 /** The time of the last tick, in milliseconds. */
 export const now = signal(Date.now());
@@ -59,6 +61,11 @@ export function pause(ms: number, signal: AbortSignal): Promise<void> {
 
 /** Calls `task` before the next frame is painted; soon, when the tab is hidden and paints none. */
 export function soon(task: () => void): void {
-  if (document.hidden) setTimeout(task, 100);
+  if (document.hidden) setTimeout(task, HIDDEN_MS);
   else requestAnimationFrame(() => task());
+}
+
+/** Calls `task` before one of the next frames is painted. */
+export function later(task: () => void): void {
+  setTimeout(() => soon(task), LATER_MS);
 }

@@ -6,7 +6,7 @@
 import { signal } from "@preact/signals";
 import { APIError, type RunFrames, type RunStream } from "runcast-client";
 
-import { pause, wakes } from "./clock.js";
+import { pause, soon, wakes } from "./clock.js";
 import { client, logins, wantsToken } from "./session.js";
 
 export type Connection =
@@ -40,6 +40,8 @@ export function isOver(status: string | undefined): boolean {
 
 export class Feed {
   readonly connection = signal<Connection>({ kind: "connecting", again: false });
+  /** Whether what comes is news rather than history. */
+  isCaughtUp = false;
   readonly #id: string;
   readonly #take: (frame: RunFrames) => void;
   readonly #stop = new AbortController();
@@ -51,6 +53,8 @@ export class Feed {
   #heard = Date.now();
   #isStale = false;
   #isOver = false;
+  #isDue = false;
+  #next: Connection | undefined;
 
   /** `take` gets each frame, in order. */
   constructor(id: string, take: (frame: RunFrames) => void) {
@@ -80,6 +84,25 @@ export class Feed {
     this.#stream?.abort();
   }
 
+  /** What changes with each frame is shown when the next one is drawn, everything else at once. */
+  #say(connection: Connection): void {
+    this.#next = connection;
+    const isFrequent = connection.kind === "catching-up" || connection.kind === "live";
+    if (!isFrequent) {
+      this.isCaughtUp = connection.kind === "polling";
+      this.connection.value = connection;
+    } else if (connection.kind !== this.connection.peek().kind || connection.kind === "catching-up") this.#showSoon();
+  }
+
+  #showSoon(): void {
+    if (this.#isDue) return;
+    this.#isDue = true;
+    soon(() => {
+      this.#isDue = false;
+      if (this.#next !== undefined && this.#next !== this.connection.peek()) this.connection.value = this.#next;
+    });
+  }
+
   #isStopped(): boolean {
     return this.#stop.signal.aborted;
   }
@@ -88,7 +111,7 @@ export class Feed {
     let waitMs = WAIT_MIN_MS;
     let mute = 0;
     while (!this.#isStopped()) {
-      this.connection.value = { kind: "connecting", again: this.#have >= 0 };
+      this.#say({ kind: "connecting", again: this.#have >= 0 });
       let why = "the connection was cut";
       let didHear = false;
       try {
@@ -111,7 +134,7 @@ export class Feed {
         }
         if (this.#isStopped()) return;
         if (!this.#isStale) {
-          this.connection.value = { kind: "ended" };
+          this.#say({ kind: "ended" });
           return;
         }
         this.#isStale = false;
@@ -119,20 +142,20 @@ export class Feed {
       } catch (error) {
         if (this.#isStopped()) return;
         if (wantsToken(error)) {
-          this.connection.value = { kind: "logged-out" };
+          this.#say({ kind: "logged-out" });
           await this.#login();
           continue;
         }
         if (error instanceof APIError && error.code === "streaming_unsupported") mute = MUTE_MAX;
         else if (isFinal(error)) {
           const { code, message } = error;
-          this.connection.value = { kind: "refused", code, message };
+          this.#say({ kind: "refused", code, message });
           return;
         }
         why = error instanceof Error ? error.message : String(error);
       }
       if (await this.#isAllThere()) {
-        this.connection.value = { kind: "ended" };
+        this.#say({ kind: "ended" });
         return;
       }
       if (!didHear) mute += 1;
@@ -140,7 +163,7 @@ export class Feed {
       if (this.#isStopped()) return;
       const ms = waitMs * (0.7 + Math.random() * 0.6);
       waitMs = Math.min(waitMs * 2, WAIT_MAX_MS);
-      this.connection.value = { kind: "waiting", until: Date.now() + ms, why, cursor: this.#cursor };
+      this.#say({ kind: "waiting", until: Date.now() + ms, why, cursor: this.#cursor });
       await this.#pause(ms);
     }
   }
@@ -175,7 +198,8 @@ export class Feed {
     if ("steps" in frame) for (const step of frame.steps) this.#have = Math.max(this.#have, step.step_index);
     this.#take(frame);
     const isBehind = this.#have < this.#end && frame.type !== "delta" && frame.type !== "heartbeat";
-    this.connection.value = isBehind ? { kind: "catching-up", have: this.#have + 1, of: this.#end + 1 } : { kind: "live" };
+    this.isCaughtUp = !isBehind;
+    this.#say(isBehind ? { kind: "catching-up", have: this.#have + 1, of: this.#end + 1 } : { kind: "live" });
   }
 
   /** Whether the run is over and nothing of it is missing, though the last connection did not say so when it ended. */
@@ -211,16 +235,16 @@ export class Feed {
         }
         this.#take({ type: "run", run });
         if (isOver(run.status)) {
-          this.connection.value = { kind: "ended" };
+          this.#say({ kind: "ended" });
           return true;
         }
-        this.connection.value = { kind: "polling" };
+        this.#say({ kind: "polling" });
       } catch (error) {
         if (this.#isStopped()) return true;
         // The stream's own way deals with it.
         if (!(error instanceof APIError) || wantsToken(error)) return false;
         if (isFinal(error)) {
-          this.connection.value = { kind: "refused", code: error.code, message: error.message };
+          this.#say({ kind: "refused", code: error.code, message: error.message });
           return true;
         }
         return false;

@@ -5,9 +5,9 @@ import type { Run, RunFrames } from "runcast-client";
 
 import { Transcript } from "../model/fold.js";
 import type { Item, ToolItem } from "../model/item.js";
-import { haystack } from "../model/search.js";
+import { type Found, search } from "../model/search.js";
 import { announce } from "./announce.js";
-import { soon } from "./clock.js";
+import { later, soon } from "./clock.js";
 import { Feed, isOver } from "./feed.js";
 import { tell } from "./runs.js";
 
@@ -19,10 +19,14 @@ export interface Row {
   readonly isTail: boolean;
 }
 
+function tailKey(item: Item): string {
+  return `${item.key}-tail`;
+}
+
 export interface Search {
   readonly query: string;
-  /** The items that hold it, in the order of the transcript. */
-  readonly found: readonly Item[];
+  /** Where it is, in the order of the transcript. */
+  readonly found: readonly Found[];
   readonly at: number;
 }
 
@@ -64,6 +68,7 @@ export class RunModel {
 
   #take(frame: RunFrames): void {
     const before = this.transcript.steps;
+    this.transcript.isLive = this.feed.isCaughtUp;
     if ("run" in frame) {
       // Who comes to a run that is over reads it from its beginning.
       if (this.run.peek() === undefined && isOver(frame.run.status)) this.follows.value = false;
@@ -75,10 +80,8 @@ export class RunModel {
       this.transcript.settle();
       if (this.transcript.isLive) announce(`The run has ended: ${frame.run.status}`);
     }
-    const { kind } = this.feed.connection.peek();
-    this.transcript.isLive = kind === "live" || kind === "polling";
     if (!this.follows.peek() && this.transcript.isLive) this.unread.value += this.transcript.steps - before;
-    this.hasBegun.value = true;
+    if (!this.hasBegun.peek()) this.hasBegun.value = true;
     this.changed();
   }
 
@@ -86,7 +89,8 @@ export class RunModel {
   changed(): void {
     if (this.#isDue) return;
     this.#isDue = true;
-    soon(() => {
+    // History is drawn at once, and then now and then, so that reading it goes first.
+    (this.transcript.isLive || this.version.peek() === 0 ? soon : later)(() => {
       this.#isDue = false;
       this.#seek();
       this.version.value += 1;
@@ -145,7 +149,7 @@ export class RunModel {
         out.push({ key: item.key, item, depth, isTail: false });
         if (item.kind !== "tool" || item.children.length === 0 || !this.isUnfolded(item)) continue;
         walk(item.children, depth + 1);
-        if (item.output !== undefined) out.push({ key: `${item.key}-tail`, item, depth: depth + 1, isTail: true });
+        if (item.output !== undefined) out.push({ key: tailKey(item), item, depth: depth + 1, isTail: true });
       }
     };
     walk(this.transcript.items, 0);
@@ -157,14 +161,15 @@ export class RunModel {
   }
 
   /** Brings an item into view, out of the folds that it lies in. */
-  show(item: Item, isUnfolded: boolean): void {
+  show(item: Item, isUnfolded: boolean, isTail = false): void {
     for (let above: ToolItem | undefined = item.parent; above !== undefined; above = above.parent) {
       if (!this.isUnfolded(above)) this.unfold(above, true);
     }
     if (isUnfolded && !this.isUnfolded(item)) this.unfold(item, true);
+    const key = isTail ? tailKey(item) : item.key;
     this.follows.value = false;
-    this.selected.value = item.key;
-    this.target.value = { key: item.key };
+    this.selected.value = key;
+    this.target.value = { key };
   }
 
   /** Goes so many rows on, or back. */
@@ -204,8 +209,8 @@ export class RunModel {
     if (found.length === 0) return;
     const here = at < 0 ? (by > 0 ? 0 : found.length - 1) : (at + by + found.length) % found.length;
     this.search.value = { query, found, at: here };
-    const item = found[here];
-    if (item !== undefined) this.show(item, true);
+    const place = found[here];
+    if (place !== undefined) this.show(place.item, true, place.isTail);
   }
 
   #seekRev = -1;
@@ -214,16 +219,8 @@ export class RunModel {
     const { query, found, at } = this.search.peek();
     if (query === "" || this.#seekRev === this.transcript.rev) return;
     this.#seekRev = this.transcript.rev;
-    const needle = query.toLowerCase();
-    const out: Item[] = [];
-    const walk = (items: readonly Item[]): void => {
-      for (const item of items) {
-        if (haystack(item).includes(needle)) out.push(item);
-        if (item.kind === "tool") walk(item.children);
-      }
-    };
-    walk(this.transcript.items);
+    const fresh = search(this.transcript.items, query);
     const here = found[at];
-    this.search.value = { query, found: out, at: here === undefined ? -1 : out.indexOf(here) };
+    this.search.value = { query, found: fresh, at: here === undefined ? -1 : fresh.findIndex((place) => place.item === here.item && place.isTail === here.isTail) };
   }
 }

@@ -241,7 +241,8 @@ async function peek(): Promise<void> {
     }
     publish();
   } catch (error) {
-    // It is a look, and no more: the list says what is wrong.
+    // It is a look, and no more: the list says what is wrong. It is taken again with the next news of the list.
+    peeked.delete(id);
     wantsToken(error);
   } finally {
     peeking -= 1;

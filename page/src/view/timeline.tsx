@@ -29,6 +29,8 @@ export function Timeline({ model, shown }: { readonly model: RunModel; readonly 
   // Only something that is going on changes with the time alone.
   const until = over ? (model.transcript.lastAt ?? 0) : running ? now.value : Math.max(model.transcript.lastAt ?? 0, 0);
   const chart = lay(calls, until);
+  // What failed lies above what did not.
+  const bars = chart.bars.toSorted((a, b) => Number(a.call.state === "failed") - Number(b.call.state === "failed"));
   const height = chart.lanes * LANE + PAD * 2 + AXIS;
 
   useEffect(() => {
@@ -69,7 +71,7 @@ export function Timeline({ model, shown }: { readonly model: RunModel; readonly 
       context.textAlign = x > width - 40 ? "right" : x < 20 ? "left" : "center";
       context.fillText(tick.label, x, height - 1);
     }
-    for (const bar of chart.bars) {
+    for (const bar of bars) {
       const x = place(bar.from);
       const long = Math.max(3, place(bar.to) - x - 1);
       const y = PAD + bar.lane * LANE;
@@ -94,11 +96,11 @@ export function Timeline({ model, shown }: { readonly model: RunModel; readonly 
     const lane = Math.floor((y - PAD) / LANE);
     let best: Bar | undefined;
     let nearest = 6;
-    for (const bar of chart.bars) {
+    for (const bar of bars) {
       if (bar.lane !== lane) continue;
       const [from, to] = [place(bar.from), Math.max(place(bar.from) + 3, place(bar.to))];
       const far = x < from ? from - x : x > to ? x - to : 0;
-      if (far < nearest) [best, nearest] = [bar, far];
+      if (far <= nearest) [best, nearest] = [bar, far];
     }
     return best === undefined ? undefined : { bar: best, x };
   };

@@ -48,8 +48,7 @@ export class Virtual<R> extends Component<VirtualProps<R>, Range> {
   /** The row that the reader looks at, and how far it is scrolled out. */
   #anchor: { readonly key: string; readonly by: number } | undefined;
   #index = new Map<string, number>();
-  /** Where we have scrolled to ourselves. */
-  #expected = -1;
+  /** Where it was scrolled to when we last looked, or scrolled ourselves. */
   #lastTop = 0;
   #target: unknown;
   #shown: Range = { first: -1, last: -1 };
@@ -87,32 +86,39 @@ export class Virtual<R> extends Component<VirtualProps<R>, Range> {
     if (scroller === null || body === null || this.#isLayingOut) return;
     this.#isLayingOut = true;
     const { props } = this;
+    // The reader may have scrolled since, and the browser not yet said so.
+    const hasLeft = this.#readScroll(scroller, body);
+    const follows = props.follows === true && !hasLeft;
     // Heights of what is drawn, from the document.
     for (const element of body.children) {
       const { key } = (element as HTMLElement).dataset;
       if (key !== undefined) this.#heights.set(key, element.getBoundingClientRect().height);
     }
     this.#lay();
-    body.style.paddingTop = `${this.#tops[this.state.first] ?? 0}px`;
-    body.style.paddingBottom = `${Math.max(0, this.#total - (this.#tops[Math.min(this.state.last, props.rows.length)] ?? 0))}px`;
+    Object.assign(body.style, this.#padding());
     if (props.target !== this.#target) {
       this.#target = props.target;
       const key = props.target?.key;
       const at = key === undefined ? undefined : this.#index.get(key);
       if (key !== undefined && at !== undefined) this.#reveal(scroller, body, key, at);
     }
-    if (props.follows === true) this.#scrollTo(scroller, scroller.scrollHeight - scroller.clientHeight);
+    if (follows) this.#scrollTo(scroller, scroller.scrollHeight - scroller.clientHeight);
     else if (this.#anchor !== undefined) {
       const at = this.#index.get(this.#anchor.key);
       if (at !== undefined) this.#scrollTo(scroller, this.#offset(body, scroller) + (this.#tops[at] ?? 0) + this.#anchor.by);
     }
-    if (props.follows === true || this.#anchor === undefined) this.#hold(scroller, body);
+    if (follows || this.#anchor === undefined) this.#hold(scroller, body);
+    // Shorter content may have moved it too.
+    this.#lastTop = scroller.scrollTop;
     this.#isLayingOut = false;
     this.#draw(scroller, body);
   }
 
-  get #total(): number {
-    return this.#tops[this.props.rows.length] ?? 0;
+  /** The room of the rows that are not drawn. */
+  #padding(): { paddingTop: string; paddingBottom: string } {
+    const { length } = this.props.rows;
+    const [above, last, total] = [this.#tops[Math.min(this.state.first, length)], this.#tops[Math.min(this.state.last, length)], this.#tops[length]];
+    return { paddingTop: `${above ?? 0}px`, paddingBottom: `${Math.max(0, (total ?? 0) - (last ?? 0))}px` };
   }
 
   #lay(): void {
@@ -150,7 +156,6 @@ export class Virtual<R> extends Component<VirtualProps<R>, Range> {
     const to = Math.max(0, Math.min(most, top));
     if (Math.abs(scroller.scrollTop - to) < 1) return;
     scroller.scrollTop = to;
-    this.#expected = scroller.scrollTop;
     this.#lastTop = scroller.scrollTop;
   }
 
@@ -179,10 +184,10 @@ export class Virtual<R> extends Component<VirtualProps<R>, Range> {
     const top = scroller.scrollTop - this.#offset(body, scroller);
     const first = this.#at(Math.max(0, top - MARGIN));
     const last = Math.min(rows.length, this.#at(Math.max(0, top + scroller.clientHeight + MARGIN)) + 1);
-    const shown = { first: this.#at(Math.max(0, top)), last: this.#at(Math.max(0, top + scroller.clientHeight)) };
+    const shown = { first: this.#at(Math.max(0, top)), last: Math.min(rows.length - 1, this.#at(Math.max(0, top + scroller.clientHeight))) };
     if (shown.first !== this.#shown.first || shown.last !== this.#shown.last) {
       this.#shown = shown;
-      this.props.onShown?.(shown.first, Math.min(shown.last, rows.length - 1));
+      this.props.onShown?.(shown.first, shown.last);
     }
     if (first !== this.state.first || last !== this.state.last) this.setState({ first, last });
   }
@@ -190,27 +195,35 @@ export class Virtual<R> extends Component<VirtualProps<R>, Range> {
   readonly #onScroll = (): void => {
     const [scroller, body] = [this.#scroller.current, this.#body.current];
     if (scroller === null || body === null) return;
-    const top = scroller.scrollTop;
-    if (Math.abs(top - this.#expected) < 2) this.#expected = -1;
-    else {
-      const isAtEnd = scroller.scrollHeight - scroller.clientHeight - top < AT_END;
-      if (this.props.follows === true && top < this.#lastTop - 1 && !isAtEnd) this.props.onFollow?.(false);
-      else if (this.props.follows === false && isAtEnd && top > this.#lastTop) this.props.onFollow?.(true);
-      this.#hold(scroller, body);
-    }
-    this.#lastTop = top;
+    this.#readScroll(scroller, body);
     this.#draw(scroller, body);
   };
+
+  /** Takes note of where the reader has scrolled to since we last looked; gives whether that is away from the end. */
+  #readScroll(scroller: HTMLElement, body: HTMLElement): boolean {
+    const top = scroller.scrollTop;
+    const before = this.#lastTop;
+    if (Math.abs(top - before) < 1) return false;
+    this.#lastTop = top;
+    this.#hold(scroller, body);
+    const isAtEnd = scroller.scrollHeight - scroller.clientHeight - top < AT_END;
+    const hasLeft = this.props.follows === true && top < before && !isAtEnd;
+    if (hasLeft) this.props.onFollow?.(false);
+    else if (this.props.follows === false && isAtEnd && top > before) this.props.onFollow?.(true);
+    return hasLeft;
+  }
 
   override render(): JSX.Element {
     const { rows, render, head, foot, scroller, body } = this.props;
     const { first, last } = this.state;
+    // With the rows comes their room: content that were shorter for a moment would move what the reader looks at.
+    this.#lay();
     const drawn: ComponentChildren[] = [];
     for (let at = first; at < Math.min(last, rows.length); at += 1) drawn.push(render(rows[at] as R, at));
     return (
       <div {...scroller} ref={this.#scroller} onScroll={this.#onScroll}>
         {head}
-        <div {...body} ref={this.#body}>
+        <div {...body} ref={this.#body} style={this.#padding()}>
           {drawn}
         </div>
         {foot}
