@@ -28,7 +28,11 @@ const MUTE_MAX = 3;
 const POLL_MS = 2000;
 /** So often steps are asked for before a socket is tried again. */
 const POLLS = 15;
-const POLL_LIMIT = 200;
+const PAGE_LIMIT = 1000;
+/** The first page is a small one, so that there is something to see. */
+const FIRST_LIMIT = 60;
+/** Who was away for so long may have missed much. */
+const AWAY_MS = 60_000;
 /** A stream that says nothing for so long is not trusted when the page wakes up: the server says something every 20 s. */
 const STALE_MS = 25_000;
 
@@ -115,6 +119,8 @@ export class Feed {
       let why = "the connection was cut";
       let didHear = false;
       try {
+        if (this.#have < 0 || Date.now() - this.#heard > AWAY_MS) await this.#catchUp();
+        if (this.#isStopped()) return;
         const cursor = this.#cursor;
         const stream = client.peek().runs.watch(this.#id, {
           deltas: true,
@@ -130,7 +136,7 @@ export class Feed {
           waitMs = WAIT_MIN_MS;
           this.#heard = Date.now();
           this.#cursor = stream.cursor;
-          this.#took(frame);
+          this.#took(frame, true);
         }
         if (this.#isStopped()) return;
         if (!this.#isStale) {
@@ -192,14 +198,36 @@ export class Feed {
     });
   }
 
-  #took(frame: RunFrames): void {
+  /** `isSocket`: it came over a socket, so what follows comes by itself. */
+  #took(frame: RunFrames, isSocket: boolean): void {
     if ("run" in frame) this.#isOver = isOver(frame.run.status);
     if ("run" in frame) this.#end = Math.max(this.#end, frame.run.last_step_index ?? -1);
     if ("steps" in frame) for (const step of frame.steps) this.#have = Math.max(this.#have, step.step_index);
     this.#take(frame);
-    const isBehind = this.#have < this.#end && frame.type !== "delta" && frame.type !== "heartbeat";
+    const isBehind = !isSocket || (this.#have < this.#end && frame.type !== "delta" && frame.type !== "heartbeat");
     this.isCaughtUp = !isBehind;
     this.#say(isBehind ? { kind: "catching-up", have: this.#have + 1, of: this.#end + 1 } : { kind: "live" });
+  }
+
+  /** Takes what there is already in pages: a socket says each step by itself, which takes a browser much longer. */
+  async #catchUp(): Promise<void> {
+    const run = await client.peek().runs.retrieve(this.#id, { signal: this.#stop.signal });
+    if (this.#isStopped()) return;
+    this.#took({ type: "run", run }, false);
+    let limit = FIRST_LIMIT;
+    while (this.#have < this.#end && (await this.#page(limit))) limit = PAGE_LIMIT;
+  }
+
+  /** Takes the page of steps that comes next; gives whether there was one. */
+  async #page(limit: number): Promise<boolean> {
+    const place = this.#cursor !== undefined ? { cursor: this.#cursor } : this.#have >= 0 ? { since: this.#have } : {};
+    const page = await client.peek().runs.steps(this.#id, { signal: this.#stop.signal, limit, ...place });
+    if (this.#isStopped()) return false;
+    this.#cursor = page.next_cursor;
+    this.#heard = Date.now();
+    if ("gap" in page) this.#took({ type: "gap", ...(page.gap as object) }, false);
+    if (page.steps.length > 0) this.#took({ type: "steps_append", steps: page.steps, cursor: page.next_cursor }, false);
+    return page.steps.length > 0;
   }
 
   /** Whether the run is over and nothing of it is missing, though the last connection did not say so when it ended. */
@@ -219,21 +247,9 @@ export class Feed {
     for (let round = 0; round < POLLS && !this.#isStopped(); round += 1) {
       try {
         const run = await runs.retrieve(this.#id, { signal: this.#stop.signal });
-        for (;;) {
-          const page = await runs.steps(this.#id, {
-            signal: this.#stop.signal,
-            limit: POLL_LIMIT,
-            ...(this.#cursor !== undefined ? { cursor: this.#cursor } : this.#have >= 0 ? { since: this.#have } : {}),
-          });
-          if (this.#isStopped()) return true;
-          this.#cursor = page.next_cursor;
-          this.#heard = Date.now();
-          if ("gap" in page) this.#take({ type: "gap", ...(page.gap as object) });
-          if (page.steps.length === 0) break;
-          for (const step of page.steps) this.#have = Math.max(this.#have, step.step_index);
-          this.#take({ type: "steps_append", steps: page.steps, cursor: page.next_cursor });
-        }
-        this.#take({ type: "run", run });
+        while (await this.#page(PAGE_LIMIT));
+        if (this.#isStopped()) return true;
+        this.#took({ type: "run", run }, false);
         if (isOver(run.status)) {
           this.#say({ kind: "ended" });
           return true;
