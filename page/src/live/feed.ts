@@ -28,11 +28,7 @@ const MUTE_MAX = 3;
 const POLL_MS = 2000;
 /** So often steps are asked for before a socket is tried again. */
 const POLLS = 15;
-const PAGE_LIMIT = 1000;
-/** The first page is a small one, so that there is something to see. */
-const FIRST_LIMIT = 60;
-/** Who was away for so long may have missed much. */
-const AWAY_MS = 60_000;
+const POLL_LIMIT = 200;
 /** A stream that says nothing for so long is not trusted when the page wakes up: the server says something every 20 s. */
 const STALE_MS = 25_000;
 
@@ -119,8 +115,6 @@ export class Feed {
       let why = "the connection was cut";
       let didHear = false;
       try {
-        if (this.#have < 0 || Date.now() - this.#heard > AWAY_MS) await this.#catchUp();
-        if (this.#isStopped()) return;
         const cursor = this.#cursor;
         const stream = client.peek().runs.watch(this.#id, {
           deltas: true,
@@ -209,19 +203,10 @@ export class Feed {
     this.#say(isBehind ? { kind: "catching-up", have: this.#have + 1, of: this.#end + 1 } : { kind: "live" });
   }
 
-  /** Takes what there is already in pages: a socket says each step by itself, which takes a browser much longer. */
-  async #catchUp(): Promise<void> {
-    const run = await client.peek().runs.retrieve(this.#id, { signal: this.#stop.signal });
-    if (this.#isStopped()) return;
-    this.#took({ type: "run", run }, false);
-    let limit = FIRST_LIMIT;
-    while (this.#have < this.#end && (await this.#page(limit))) limit = PAGE_LIMIT;
-  }
-
   /** Takes the page of steps that comes next; gives whether there was one. */
-  async #page(limit: number): Promise<boolean> {
+  async #page(): Promise<boolean> {
     const place = this.#cursor !== undefined ? { cursor: this.#cursor } : this.#have >= 0 ? { since: this.#have } : {};
-    const page = await client.peek().runs.steps(this.#id, { signal: this.#stop.signal, limit, ...place });
+    const page = await client.peek().runs.steps(this.#id, { signal: this.#stop.signal, limit: POLL_LIMIT, ...place });
     if (this.#isStopped()) return false;
     this.#cursor = page.next_cursor;
     this.#heard = Date.now();
@@ -247,7 +232,7 @@ export class Feed {
     for (let round = 0; round < POLLS && !this.#isStopped(); round += 1) {
       try {
         const run = await runs.retrieve(this.#id, { signal: this.#stop.signal });
-        while (await this.#page(PAGE_LIMIT));
+        while (await this.#page());
         if (this.#isStopped()) return true;
         this.#took({ type: "run", run }, false);
         if (isOver(run.status)) {
