@@ -114,7 +114,7 @@ impl Gateway {
         let streams = streams.route("/echo", get(websocket::echo::echo));
         let streams = streams.with_state(self.clone());
         let shown = rest::routes(self).merge(sse::routes(self)).route_layer(from_fn(require_watch));
-        let ingest = ingest.route_layer(from_fn(require_ingest));
+        let ingest = if ingest.has_routes() { ingest.route_layer(from_fn(require_ingest)) } else { ingest };
         let rest = shown.merge(nodes::routes(self)).merge(ingest);
         let grpc = grpc::service(self);
         let connect = connect::service(self);
@@ -126,7 +126,11 @@ impl Gateway {
             async move { serve_rpc(request, grpc, connect, passthrough).await }
         };
         // Whoever speaks to no route of ours may speak sdk.v1: its paths are names of services.
-        let known = streams.merge(rest).merge(page::routes(self.settings().page.enabled)).method_not_allowed_fallback(wrong_method).fallback(rpc);
+        let known = streams
+            .merge(rest)
+            .merge(page::routes(self.settings().page.enabled))
+            .method_not_allowed_fallback(wrong_method)
+            .fallback(rpc);
         known
             .layer(from_fn_with_state(self.clone(), identify))
             .layer(from_fn_with_state(self.clone(), cors::allow))

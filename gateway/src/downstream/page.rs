@@ -70,7 +70,8 @@ fn file(path: &str, headers: &HeaderMap, caching: HeaderValue) -> Response<Body>
         return answer::error(StatusCode::NOT_FOUND, "not_found", "there is no such file");
     };
     let known = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let is_known = known.split(',').any(|tag| matches!(tag.trim().trim_start_matches("W/"), "*") || tag.trim().ends_with(file.etag));
+    let is_known =
+        known.split(',').any(|tag| matches!(tag.trim().trim_start_matches("W/"), "*") || tag.trim().ends_with(file.etag));
     let mut response = if is_known {
         StatusCode::NOT_MODIFIED.into_response()
     } else {
@@ -111,7 +112,10 @@ mod tests {
         assert_eq!(status, StatusCode::OK);
         assert_eq!(headers[header::CACHE_CONTROL], "no-cache");
         let page = String::from_utf8(page.to_vec()).expect("UTF-8");
-        assert!(!page.contains("<script>") && !page.contains("<style") && !page.contains(" style="), "something is inline: {page}");
+        assert!(
+            !page.contains("<script>") && !page.contains("<style") && !page.contains(" style="),
+            "something is inline: {page}"
+        );
         let named: BTreeSet<&str> =
             page.split('"').filter_map(|part| part.strip_prefix("./")).filter(|part| part.starts_with("assets/")).collect();
         let served: BTreeSet<&str> = FILES.iter().map(|file| file.path).filter(|path| *path != "index.html").collect();

@@ -278,12 +278,10 @@ impl Socket {
             return;
         }
         if goodbye != Goodbye::ClientLeft {
-            let mut notice = (goodbye == Goodbye::Unauthorized).then(|| websocket_text(NOTICE)).into_iter().collect();
             // The library says this itself, so that it takes the client's close for the answer. It would answer one that it
             // does not expect, and to a browser two closes are a broken connection, whatever their code.
             let close = CloseFrame { code: ending.close_code.into(), reason: ending.close_reason.into() };
-            let said = self.write(&mut notice, || {}).await.is_ok();
-            if said && matches!(timeout(self.stall, self.socket.close(Some(close))).await, Ok(Ok(()))) {
+            if matches!(timeout(self.stall, self.socket.close(Some(close))).await, Ok(Ok(()))) {
                 // The peer's close ends it from its side; one that does not answer is not waited for long.
                 let answer = async { while let Some(Ok(_)) = self.socket.next().await {} };
                 let _ = timeout(CLOSE_WAIT, answer).await;
@@ -424,6 +422,9 @@ impl Session {
                 Heard::Watch(Happening::Over(goodbye)) => {
                     if goodbye == Goodbye::Settled && is_news {
                         self.last_run_frame(socket).await?;
+                    }
+                    if goodbye == Goodbye::Unauthorized {
+                        self.send(socket, VecDeque::from([websocket_text(NOTICE)])).await?;
                     }
                     return Ok(goodbye);
                 }

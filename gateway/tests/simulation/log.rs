@@ -361,7 +361,12 @@ impl Log for SimLog {
     }
 
     /// What is removed, and when, the script says.
-    async fn claim(&self, _: &str, _: runcast_translators::event::Millis, _: runcast_translators::event::Millis) -> Result<bool, ReadError> {
+    async fn claim(
+        &self,
+        _: &str,
+        _: runcast_translators::event::Millis,
+        _: runcast_translators::event::Millis,
+    ) -> Result<bool, ReadError> {
         Ok(true)
     }
 
