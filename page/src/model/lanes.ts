@@ -40,7 +40,7 @@ export function lay(calls: readonly ToolItem[], until: number): Chart {
     return at + 0.8 + (call.children.length > 0 ? call.calls : 0);
   };
   const [from, to] = byOrder ? [0, Math.max(1, calls.length)] : [first, Math.max(last, first + 1)];
-  const least = (to - from) / 400;
+  const least = byOrder ? 0 : (to - from) / 400;
 
   const bars: Bar[] = [];
   // The main thread has the first lanes; each sub-agent takes the first free ones below.

@@ -304,7 +304,8 @@ function Took({ tool }: Changing): JSX.Element {
   const { startedAt, endedAt, output } = tool;
   if (tool.state === "running") return <>{startedAt === undefined ? "" : duration(Math.max(1000, Math.floor((now.value - startedAt) / 1000) * 1000))}</>;
   if (output?.durationMs !== undefined) return <>{duration(output.durationMs)}</>;
-  return <>{startedAt === undefined || endedAt === undefined ? "" : duration(endedAt - startedAt)}</>;
+  // A run that was recorded at once has no times of its own.
+  return <>{startedAt === undefined || endedAt === undefined || endedAt === startedAt ? "" : duration(endedAt - startedAt)}</>;
 }
 
 /** What a call was given, and what it gave. */

@@ -14,7 +14,7 @@ import type { Item, ToolItem } from "../model/item.js";
 import { members, todos } from "../model/read.js";
 import { oneLine, visible } from "../model/text.js";
 import { amount, duration, instant, money } from "../model/time.js";
-import { tokensOf } from "../model/usage.js";
+import { type Tokens, tokensOf } from "../model/usage.js";
 import { Copy, Dot, Icon, IconButton, Status } from "./parts.js";
 import { Plain, Prose } from "./plain.js";
 import { go } from "./route.js";
@@ -454,7 +454,8 @@ function FactsPanel({ model }: { readonly model: RunModel }): JSX.Element {
   const running = calls.filter((call) => call.state === "running");
   const agents = calls.filter((call) => call.children.length > 0);
   const reports = transcript.items.filter((item) => item.kind === "report");
-  const tokens = models.length > 0 ? total : (reported ?? total);
+  const tokens = models.length > 0 ? total : reported;
+  const tokenCount = (count: (of: Tokens) => number): string => (tokens === undefined ? "–" : amount(count(tokens)));
   return (
     <aside class="facts-panel" aria-label="Usage and facts">
       <section>
@@ -462,10 +463,10 @@ function FactsPanel({ model }: { readonly model: RunModel }): JSX.Element {
         <dl class="numbers">
           <Number label="Cost" value={cost === undefined ? (isOver(run?.status) ? "–" : "at the end") : money(cost)} />
           <Number label="Turns" value={usage.turns ?? "–"} />
-          <Number label="Input" value={amount(tokens.input)} />
-          <Number label="Output" value={amount(tokens.output)} />
-          <Number label="Cache read" value={amount(tokens.cacheRead)} />
-          <Number label="Cache write" value={amount(tokens.cacheWrite)} />
+          <Number label="Input" value={tokenCount((of) => of.input)} />
+          <Number label="Output" value={tokenCount((of) => of.output)} />
+          <Number label="Cache read" value={tokenCount((of) => of.cacheRead)} />
+          <Number label="Cache write" value={tokenCount((of) => of.cacheWrite)} />
         </dl>
         {models.length > 0 && (
           <table class="models">
