@@ -39,6 +39,8 @@ export class RunModel {
   readonly version = signal(0);
   readonly follows = signal(true);
   readonly selected = signal<string | undefined>(undefined);
+  /** The row that the keys went to: it takes the focus when it is drawn. */
+  wantsFocus: string | undefined;
   /** The row to be brought into view; a new object each time. */
   readonly target = signal<{ readonly key: string } | undefined>(undefined);
   readonly search = signal<Search>({ query: "", found: [], at: -1 });
@@ -178,6 +180,7 @@ export class RunModel {
     const at = rows.findIndex((row) => row.key === this.selected.peek());
     const next = rows[Math.max(0, Math.min(rows.length - 1, at < 0 ? (by > 0 ? 0 : rows.length - 1) : at + by))];
     if (next === undefined) return;
+    this.wantsFocus = next.key;
     this.follows.value = false;
     this.selected.value = next.key;
     this.target.value = { key: next.key };

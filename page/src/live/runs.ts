@@ -49,6 +49,9 @@ export const listState = signal<ListState>({ kind: "loading" });
 /** All runs that are known, newest first. */
 export const entries = signal<readonly Entry[]>([]);
 
+/** Whether the list is on the page: otherwise nobody asks for it. */
+export const isListShown = signal(true);
+
 /** Whether there are older ones. */
 export const hasOlder = signal(false);
 
@@ -71,6 +74,7 @@ async function poll(): Promise<void> {
   for (;;) {
     if (asked.peek() !== "no") await changed(logins);
     if (!isVisible.peek()) await changed(isVisible);
+    if (!isListShown.peek()) await changed(isListShown);
     try {
       await look();
       waitMs = POLL_MS;

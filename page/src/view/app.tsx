@@ -5,7 +5,7 @@ import { useEffect, useRef } from "preact/hooks";
 import type { JSX } from "preact";
 
 import { announced } from "../live/announce.js";
-import { listState } from "../live/runs.js";
+import { isListShown, listState } from "../live/runs.js";
 import { hasToken, logOut } from "../live/session.js";
 import { filterText, List, openChosen, stepList, stepOpen } from "./list.js";
 import { Login } from "./login.js";
@@ -132,6 +132,9 @@ export function App(): JSX.Element {
     if (id === undefined) document.title = "Runs · runcast";
   }, [id]);
   const beside = wide && listOpen.value;
+  useEffect(() => {
+    isListShown.value = id === undefined || beside;
+  }, [id, beside]);
   return (
     <div class={`page ${id === undefined ? "at-list" : "at-run"} ${beside ? "beside" : ""}`}>
       <header class="top">
@@ -143,7 +146,7 @@ export function App(): JSX.Element {
           </svg>
           runcast
         </a>
-        <ListLamp />
+        {(id === undefined || beside) && <ListLamp />}
         <span class="grow" />
         {id !== undefined && wide && (
           <IconButton icon="back" label={listOpen.value ? "Hide the list" : "Show the list"} pressed={listOpen.value} onClick={() => (listOpen.value = !listOpen.peek())} />

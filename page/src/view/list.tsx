@@ -1,7 +1,7 @@
 /** The list of runs. */
 
 import { computed, effect, signal } from "@preact/signals";
-import { useEffect, useMemo } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { JSX } from "preact";
 
 import { now } from "../live/clock.js";
@@ -54,12 +54,16 @@ effect(() => {
   if (isFiltered && hasOlder.value && listed.value.length < 200 && entries.value.length < FILTERED_MAX) queueMicrotask(() => void loadOlder());
 });
 
+/** The row that the keys went to: its link takes the focus when it is drawn. */
+let wantsFocus: string | undefined;
+
 /** Goes so many rows on, or back. */
 export function stepList(by: number): void {
   const rows = listed.peek();
   const at = rows.findIndex((entry) => entry.id === chosen.peek());
   const next = rows[Math.max(0, Math.min(rows.length - 1, at < 0 ? 0 : at + by))];
   if (next === undefined) return;
+  wantsFocus = next.id;
   chosen.value = next.id;
   target.value = { key: next.id };
 }
@@ -157,6 +161,12 @@ function Line({ entry, at, isOpen, isChosen }: { readonly entry: Entry; readonly
   const took = run.duration_ms ?? (startedAt === undefined ? undefined : goesOn ? Math.floor((now.value - startedAt) / 1000) * 1000 : endedAt === undefined ? undefined : endedAt - startedAt);
   const said = typeof run.error === "string" && run.error !== "" ? run.error : (run.summary ?? "");
   const title = entry.title === "" ? entry.id : entry.title;
+  const link = useRef<HTMLAnchorElement>(null);
+  useEffect(() => {
+    if (!isChosen || wantsFocus !== entry.id) return;
+    wantsFocus = undefined;
+    link.current?.focus({ preventScroll: true });
+  });
   const classes = ["list-row"];
   if (isOpen) classes.push("open");
   if (isChosen) classes.push("chosen");
@@ -176,7 +186,7 @@ function Line({ entry, at, isOpen, isChosen }: { readonly entry: Entry; readonly
         <Status status={status} />
       </span>
       <span role="cell" class="c-title">
-        <a href={addressOf(entry.id)} aria-current={isOpen ? "page" : undefined} onFocus={() => (chosen.value = entry.id)}>
+        <a ref={link} href={addressOf(entry.id)} aria-current={isOpen ? "page" : undefined} onFocus={() => (chosen.value = entry.id)}>
           <Plain text={oneLine(title, 200)} />
         </a>
         <span class={`second ${status === "error" ? "failed" : ""}`}>

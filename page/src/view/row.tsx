@@ -1,6 +1,6 @@
 /** One item of a transcript. */
 
-import { Component } from "preact";
+import { Component, createRef } from "preact";
 import type { ComponentChildren, JSX } from "preact";
 
 import { now } from "../live/clock.js";
@@ -27,6 +27,8 @@ interface Props {
 
 /** Drawn anew only when its item has changed. */
 export class RowView extends Component<Props> {
+  readonly #element = createRef<HTMLElement>();
+
   override shouldComponentUpdate(next: Props): boolean {
     const before = this.props;
     return (
@@ -41,6 +43,21 @@ export class RowView extends Component<Props> {
     );
   }
 
+  override componentDidMount(): void {
+    this.#focus();
+  }
+
+  override componentDidUpdate(): void {
+    this.#focus();
+  }
+
+  #focus(): void {
+    const { model, row, isSelected } = this.props;
+    if (!isSelected || model.wantsFocus !== row.key) return;
+    model.wantsFocus = undefined;
+    this.#element.current?.focus({ preventScroll: true });
+  }
+
   override render(): JSX.Element {
     const { model, row, at, of, isSelected, since } = this.props;
     const { item, depth, isTail } = row;
@@ -50,6 +67,7 @@ export class RowView extends Component<Props> {
     if (isTail) classes.push("tail");
     return (
       <article
+        ref={this.#element}
         class={classes.join(" ")}
         data-key={row.key}
         aria-posinset={at + 1}
