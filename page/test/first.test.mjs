@@ -178,7 +178,6 @@ for (const colorScheme of ["light", "dark"]) {
         await view.shot(`list-${name}-${colorScheme}`);
         await view.page.goto(`${server.base}/#/runs/done`);
         await view.state("ended");
-        if (name === "narrow") await view.page.keyboard.press("i");
         assert.deepEqual(await serious(view), []);
         await view.shot(`run-${name}-${colorScheme}`);
         await view.page.keyboard.press("e");

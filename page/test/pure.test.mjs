@@ -118,7 +118,7 @@ test("open text is what the deltas say, from wherever they begin, and its messag
 test("a gap says which steps are missing", () => {
   const transcript = folded([text("a"), text("b")]);
   transcript.take({ type: "gap", earliest_step_index: 7, latest_step_index: 9, reason: "retention" });
-  assert.match(transcript.items.at(-1).text, /Steps 2 to 6 are missing. retention/);
+  assert.match(transcript.items.at(-1).text, /Steps 2 to 6 are missing. \(retention\)/);
 });
 
 test("when the run is over no call goes on", () => {

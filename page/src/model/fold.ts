@@ -229,7 +229,7 @@ export class Transcript {
         : typeof latest === "number" && latest < this.lastIndex
           ? `The server has steps up to ${latest}, and this page has seen ${this.lastIndex}.`
           : "Some steps are missing here.";
-    this.#add<GapItem>(this.#nowhere(), { kind: "gap", text: reason === undefined || reason === "" ? missing : `${missing} ${reason}` });
+    this.#add<GapItem>(this.#nowhere(), { kind: "gap", text: reason === undefined || reason === "" ? missing : `${missing} (${reason})` });
   }
 
   #say(place: Place, kind: TextItem["kind"], said: string, isError = false): void {

@@ -12,6 +12,11 @@ export function duration(ms: number): string {
   return hours < 48 ? `${hours} h ${two(minutes % 60)} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
+/** The same for what still goes on: in whole seconds. */
+export function soFar(ms: number): string {
+  return ms < 60_000 ? `${Math.max(0, Math.floor(ms / 1000))} s` : duration(Math.floor(ms / 1000) * 1000);
+}
+
 /** How long ago, without parts that nobody reads: `now`, `12 s`, `4 min`, `3 h`, `2 d`. */
 export function age(ms: number): string {
   const seconds = Math.max(0, Math.floor(ms / 1000));

@@ -8,7 +8,7 @@ import { now } from "../live/clock.js";
 import { isOver } from "../live/feed.js";
 import { entries, type Entry, hasOlder, listState, loadOlder, see } from "../live/runs.js";
 import { oneLine, visible } from "../model/text.js";
-import { amount, duration, money } from "../model/time.js";
+import { amount, duration, money, soFar } from "../model/time.js";
 import { tokensOf } from "../model/usage.js";
 import { Age, Dot, Icon, Status } from "./parts.js";
 import { Plain } from "./plain.js";
@@ -158,7 +158,7 @@ function Line({ entry, at, isOpen, isChosen }: { readonly entry: Entry; readonly
   const { run, status, startedAt, endedAt } = entry;
   const goesOn = !isOver(status);
   const tokens = tokensOf(run.usage);
-  const took = run.duration_ms ?? (startedAt === undefined ? undefined : goesOn ? Math.floor((now.value - startedAt) / 1000) * 1000 : endedAt === undefined ? undefined : endedAt - startedAt);
+  const took = run.duration_ms ?? (startedAt === undefined ? undefined : goesOn ? now.value - startedAt : endedAt === undefined ? undefined : endedAt - startedAt);
   const said = typeof run.error === "string" && run.error !== "" ? run.error : (run.summary ?? "");
   const title = entry.title === "" ? entry.id : entry.title;
   const link = useRef<HTMLAnchorElement>(null);
@@ -211,7 +211,7 @@ function Line({ entry, at, isOpen, isChosen }: { readonly entry: Entry; readonly
         {run.cost_usd === null ? "–" : money(run.cost_usd)}
       </span>
       <span role="cell" class="c-duration">
-        {took === undefined ? "–" : duration(took)}
+        {took === undefined ? "–" : goesOn ? soFar(took) : duration(took)}
       </span>
       <span role="cell" class="c-age" title={startedAt === undefined ? undefined : new Date(startedAt).toLocaleString()}>
         <Age at={startedAt} />

@@ -9,7 +9,7 @@ import { exitCode, subject, upshot } from "../model/describe.js";
 import type { Item, Picture, ToolItem, ToolOutput } from "../model/item.js";
 import { intended, members, pretty, todos } from "../model/read.js";
 import { oneLine, visible } from "../model/text.js";
-import { duration } from "../model/time.js";
+import { duration, soFar } from "../model/time.js";
 import { Copy, Dot, Icon, TOOL_WORDS } from "./parts.js";
 import { Diff, Output, Plain, Prose } from "./plain.js";
 
@@ -320,7 +320,7 @@ function lastActivity(tool: ToolItem): string {
 
 function Took({ tool }: Changing): JSX.Element {
   const { startedAt, endedAt, output } = tool;
-  if (tool.state === "running") return <>{startedAt === undefined ? "" : duration(Math.max(1000, Math.floor((now.value - startedAt) / 1000) * 1000))}</>;
+  if (tool.state === "running") return <>{startedAt === undefined ? "" : soFar(now.value - startedAt)}</>;
   if (output?.durationMs !== undefined) return <>{duration(output.durationMs)}</>;
   // A run that was recorded at once has no times of its own.
   return <>{startedAt === undefined || endedAt === undefined || endedAt === startedAt ? "" : duration(endedAt - startedAt)}</>;

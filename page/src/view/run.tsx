@@ -13,7 +13,7 @@ import { asked } from "../live/session.js";
 import type { Item, ToolItem } from "../model/item.js";
 import { members, todos } from "../model/read.js";
 import { oneLine, visible } from "../model/text.js";
-import { amount, duration, instant, money } from "../model/time.js";
+import { amount, duration, instant, money, soFar } from "../model/time.js";
 import { type Tokens, tokensOf } from "../model/usage.js";
 import { Copy, Dot, Icon, IconButton, Status } from "./parts.js";
 import { Plain, Prose } from "./plain.js";
@@ -30,7 +30,8 @@ function useSignalValue(signal: ReadonlySignal<unknown>): unknown {
 /** The run that is open, for the keyboard. */
 export const current = signal<RunModel | undefined>(undefined);
 export const searchOpen = signal(false);
-const factsOpen = signal(true);
+/** Beside the transcript where there is room, and over it when asked for where there is none. */
+const factsOpen = signal(matchMedia("(min-width: 1021px)").matches);
 
 export function RunView({ id, isWide }: { readonly id: string; readonly isWide: boolean }): JSX.Element {
   const model = useMemo(() => new RunModel(id), [id]);
@@ -154,7 +155,7 @@ function Notice({ model }: { readonly model: RunModel }): JSX.Element | null {
     parts.push(
       <div key="waiting" class="notice lost" role="status">
         <span>
-          {navigator.onLine ? "No connection" : "This computer is offline"}: {visible(oneLine(why, 160))}. What is shown ends with step {model.transcript.lastIndex};{" "}
+          {navigator.onLine ? "No connection" : "This computer is offline"}: {visible(oneLine(why.replace(/^no connection to the server: /, ""), 160))}. What is shown ends with step {model.transcript.lastIndex};{" "}
           {cursor === undefined ? "the rest is fetched" : <span title={`cursor ${cursor}`}>it goes on from exactly there</span>}.
         </span>
         <button type="button" onClick={() => model.feed.retry()}>
@@ -212,7 +213,7 @@ function Glance({ model }: { readonly model: RunModel }): JSX.Element {
     ["calls", failed > 0 ? `${transcript.calls.length} (${failed} failed)` : transcript.calls.length],
   ];
   const took = elapsed(model);
-  if (took !== undefined) parts.unshift(["", duration(took)]);
+  if (took !== undefined) parts.unshift(["", isOver(run?.status) ? duration(took) : soFar(took)]);
   if (cost !== undefined) parts.push(["", money(cost)]);
   return (
     <span class="glance-facts">
@@ -232,7 +233,7 @@ function elapsed(model: RunModel): number | undefined {
   const start = instant(run.started_at) ?? instant(run.created_at);
   if (start === undefined) return undefined;
   const end = instant(run.ended_at);
-  return end !== undefined ? end - start : isOver(run.status) ? undefined : Math.max(0, Math.floor((now.value - start) / 1000) * 1000);
+  return end !== undefined ? end - start : isOver(run.status) ? undefined : now.value - start;
 }
 
 function Tools({ model }: { readonly model: RunModel }): JSX.Element {
