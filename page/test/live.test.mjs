@@ -269,6 +269,37 @@ test("who follows stays at the end, and who reads further up is left in peace", 
   }
 });
 
+test("rows that turn out higher than they were thought to be do not move what is read", async () => {
+  const server = await Server.start();
+  try {
+    const texts = ALL(150).map((at) => said(`Word ${at} is said.\n\n${"# A line\n- and another\n```\ncode\n```\n".repeat(at % 7)}`));
+    await server.send("r", [INIT, ...texts]);
+    const view = await open(server.base, { run: "r" });
+    await view.state("live");
+    await view.sees("Word 149 is said.", ".transcript");
+    const moved = await view.page.evaluate(async () => {
+      const scroller = document.querySelector(".transcript");
+      const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
+      const places = () => new Map([...document.querySelectorAll(".transcript-body > article")].map((row) => [row.dataset.key, row.getBoundingClientRect().top]));
+      const out = [];
+      while (scroller.scrollTop > 300) {
+        const before = places();
+        scroller.scrollTop -= 300;
+        for (let times = 0; times < 4; times += 1) await frame();
+        const height = scroller.clientHeight;
+        const both = [...places()].filter(([key, top]) => before.has(key) && top > 0 && top < height);
+        out.push(...both.map(([key, top]) => Math.round(top - before.get(key))));
+      }
+      return out;
+    });
+    assert.ok(moved.length > 100);
+    assert.deepEqual([...new Set(moved.filter((by) => Math.abs(by - 300) > 1))], []);
+    await view.close();
+  } finally {
+    await server.stop();
+  }
+});
+
 test("a page that is left opens no connection, and one that is over is not asked for again", async () => {
   const server = await Server.start();
   const link = await Link.to(server);

@@ -17,7 +17,7 @@ const SHOTS = process.env.RUNCAST_TEST_SHOTS ?? fileURLToPath(new URL("../../tar
 const RUNS = fileURLToPath(new URL("../../tests/fixtures/runs", import.meta.url));
 const FAULTS = fileURLToPath(new URL("../../tests/fixtures/faults", import.meta.url));
 /** Nothing is waited for longer: then the test fails. */
-export const LIMIT_MS = 60_000;
+export const LIMIT_MS = Number(process.env.RUNCAST_TEST_LIMIT_MS ?? 60_000);
 const ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 
 /** The lines of a recorded run. */
