@@ -23,6 +23,8 @@ export type Connection =
 
 const WAIT_MIN_MS = 300;
 const WAIT_MAX_MS = 15_000;
+const DRAINING = 1001;
+const DRAIN_SPREAD_MS = 2000;
 /** After so many sockets in a row that never said anything, while the server answers otherwise, steps are asked for. */
 const MUTE_MAX = 3;
 const POLL_MS = 2000;
@@ -114,6 +116,7 @@ export class Feed {
       this.#say({ kind: "connecting", again: this.#have >= 0 });
       let why = "the connection was cut";
       let didHear = false;
+      let isDraining = false;
       try {
         const cursor = this.#cursor;
         const stream = client.peek().runs.watch(this.#id, {
@@ -153,6 +156,7 @@ export class Feed {
           return;
         }
         why = error instanceof Error ? error.message : String(error);
+        isDraining = error instanceof APIError && error.details?.close_code === DRAINING;
       }
       if (await this.#isAllThere()) {
         this.#say({ kind: "ended" });
@@ -161,7 +165,8 @@ export class Feed {
       if (!didHear) mute += 1;
       if (mute >= MUTE_MAX && (await this.#poll())) return;
       if (this.#isStopped()) return;
-      const ms = waitMs * (0.7 + Math.random() * 0.6);
+      // A server that goes down sends all of its clients away at once.
+      const ms = isDraining ? Math.random() * DRAIN_SPREAD_MS : waitMs * (0.7 + Math.random() * 0.6);
       waitMs = Math.min(waitMs * 2, WAIT_MAX_MS);
       this.#say({ kind: "waiting", until: Date.now() + ms, why, cursor: this.#cursor });
       await this.#pause(ms);

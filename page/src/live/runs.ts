@@ -114,6 +114,14 @@ async function look(): Promise<void> {
   const isWhole = running.next_cursor === null;
   const goesOn = new Set(running.runs.map((run) => run.id));
   for (const run of [...running.runs, ...head.runs]) put(run);
+  // More has come than the newest page holds (nobody looked for a while): what lies between is not known.
+  const last = head.runs.at(-1);
+  if (head.next_cursor !== null && last !== undefined && order.length > 0 && !known.has(last.id)) {
+    order = [];
+    known.clear();
+    oldest = null;
+    reachesEnd = false;
+  }
   // The head is the newest; what was known before follows, and runs that are going on have their place by their age.
   const fresh = new Set(head.runs.map((run) => run.id));
   order = [...head.runs.map((run) => run.id), ...order.filter((id) => !fresh.has(id))];
