@@ -5,7 +5,7 @@ import { createRequire } from "node:module";
 import { readFileSync } from "node:fs";
 import { after, test } from "node:test";
 
-import { INIT, open, quit, recorded, RESULT, said, Server } from "./support.mjs";
+import { CUT, INIT, open, quit, recorded, RESULT, said, Server } from "./support.mjs";
 
 const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 
@@ -240,6 +240,27 @@ test("fifty runs at once are all live, and few of them are in the document", asy
     await view.until(() => document.querySelector(".kinds button:nth-child(3) .n")?.textContent === "50");
     await view.until(() => [...document.querySelectorAll(".list-row[data-key] .status")].every((status) => status.textContent === "completed"));
     assert.ok((await view.page.evaluate(() => document.querySelectorAll(".list-row[data-key]").length)) < 45);
+    await view.close();
+  } finally {
+    await server.stop();
+  }
+});
+
+test("a list that could not be asked for says so, and has no hole afterwards", async () => {
+  const server = await Server.start();
+  try {
+    const runs = (from, to) => Array.from({ length: to - from }, (_, at) => `run-${String(from + at).padStart(4, "0")}`);
+    for (const run of runs(0, 3)) await server.ingest(run, [INIT, said(`I am ${run}.`), RESULT]);
+    const view = await open(server.base, { allow: CUT });
+    await view.until(() => document.querySelectorAll(".list-row[data-key]").length === 3);
+    await view.page.route("**/v1/agents/runs?*", (route) => route.abort());
+    await view.until(() => document.querySelector("[data-list]")?.dataset.list === "waiting");
+    await view.sees("The list is not up to date", ".list-state");
+    await Promise.all(runs(3, 260).map((run) => server.ingest(run, [INIT, said(`I am ${run}.`), RESULT])));
+    await view.page.unroute("**/v1/agents/runs?*");
+    await view.until(() => document.querySelector("[data-list]")?.dataset.list === "live");
+    await view.page.fill("#filter", "run-");
+    await view.until(() => document.querySelector(".kinds button .n")?.textContent === "260");
     await view.close();
   } finally {
     await server.stop();
