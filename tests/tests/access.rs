@@ -2,8 +2,9 @@
 
 use reqwest::Method;
 use runcast_tests::{
-    fixtures,
+    fixtures, postgres,
     records::{Door, End, Record, Stream, WAYS, Way, last_cursor, parts},
+    replicas::Replicas,
     server::{Options, Server, program},
 };
 use serde_json::Value;
@@ -444,6 +445,101 @@ async fn a_stream_ends_with_its_credential_and_goes_on_with_a_new_one() {
         seen.extend(all.watch(way, "r", Some(&cursor)).await.expect("a stream").rest().await);
         assert_eq!(parts(&seen), parts(&whole), "{way:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_says_whose_a_run_is_and_only_who_may_have_it_makes_us_look() {
+    let Some(database) = postgres::Database::start().await else { return };
+    let upstream = format!("[[upstream]]\nkind = \"postgres\"\nurl = \"{}\"\nreconcile_ms = 100\n", database.url());
+    let (server, [acme, evil, prefix]) =
+        serve([&["--subject", "acme"], &["--subject", "evil"], &["--run", "old-*"]], Options::default().toml(&upstream));
+    let all = Door::of(&server);
+    let [acme, evil, prefix] = [acme, evil, prefix].map(|token| all.with_token(Some(&token)));
+    let client = database.client().await;
+    let add = async |run: &str, customer: &str, status: &str| {
+        let insert = "INSERT INTO agent_runs (id, customer_id, status, created_at, ended_at) \
+                      VALUES ($1, $2, $3, now() - interval '1 day', CASE WHEN $3 = 'running' THEN NULL ELSE now() - interval '1 day' END)";
+        client.execute(insert, &[&run, &customer, &status]).await.expect("a run");
+        postgres::add_step_silently(&client, run, 0, &postgres::said("hello")).await;
+    };
+    add("live", "acme", "running").await;
+    add("old-1", "acme", "completed").await;
+    add("old-2", "acme", "completed").await;
+    postgres::notify_of(&client, "live", "run").await;
+    runcast_tests::until("the run", || async { (get(&acme, "/v1/agents/runs/live").await.0 == 200).then_some(()) }).await;
+    assert_eq!(get(&evil, "/v1/agents/runs/live").await.0, 403);
+    // Runs that ended long ago are looked for when somebody asks who may have them whosever they are.
+    for door in [&acme, &evil] {
+        assert_eq!(get(door, "/v1/agents/runs/old-1").await.0, 403);
+    }
+    assert_eq!(server.metric("runcast_run_finds_total", &[]).await, 0.0, "nobody had a run looked for");
+    assert_eq!(get(&prefix, "/v1/agents/runs/old-1").await.0, 200);
+    assert_eq!(get(&prefix, "/v1/agents/runs/old-9").await.0, 403, "not even that it is not there");
+    assert_eq!(server.metric("runcast_run_finds_total", &[]).await, 2.0);
+    assert_eq!(get(&acme, "/v1/agents/runs/old-1").await.0, 200, "it is here now");
+    assert_eq!(get(&acme, "/v1/agents/runs/old-2").await.0, 403);
+    // A run that changes hands.
+    let ticket = ticket(&acme, "live").await;
+    client.execute("UPDATE agent_runs SET customer_id = 'evil' WHERE id = 'live'", &[]).await.expect("changed");
+    postgres::notify_of(&client, "live", "run").await;
+    runcast_tests::until("the new owner", || async { (get(&evil, "/v1/agents/runs/live").await.0 == 200).then_some(()) }).await;
+    assert_eq!(get(&acme, "/v1/agents/runs/live").await.0, 403);
+    let path = format!("/v1/agents/runs/live/stream?ticket={ticket}");
+    let end = end_of(all.with_token(None).websocket_at(&path).await.expect("accepted")).await.1;
+    assert_eq!(end, Some(End::Clean(4403)), "whose the run is is looked at again when the ticket is used");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ticket_is_good_once_on_all_replicas_together() {
+    let key = "[auth]\nticket_key = \"a-key-that-all-replicas-of-this-test-have\"\n";
+    let replicas = Replicas::start_with(2, |options| options.toml(key).with_token());
+    let doors = replicas.doors();
+    assert_eq!(send(&doors[0], "r", fixtures::run("failed-run")).await.0, 200);
+    let open = async |door: &Door, ticket: &str| {
+        let path = format!("/v1/agents/runs/r/stream?ticket={ticket}");
+        end_of(door.with_token(None).websocket_at(&path).await.expect("accepted")).await.1
+    };
+    for first in 0..2 {
+        let ticket = ticket(&doors[0], "r").await;
+        assert_eq!(open(&doors[first], &ticket).await, Some(End::Clean(1000)));
+        for door in &doors {
+            assert_eq!(open(door, &ticket).await, Some(End::Clean(4401)));
+        }
+        // Many at once: one of them has it.
+        let ticket = self::ticket(&doors[1], "r").await;
+        let tries = (0..8).map(|number| open(&doors[number % 2], &ticket));
+        let ends = futures_util::future::join_all(tries).await;
+        assert_eq!(ends.iter().filter(|end| **end == Some(End::Clean(1000))).count(), 1, "{ends:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_are_read_again_at_a_signal() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("c.toml");
+    let write = |text: &str| std::fs::write(&config, text).expect("written");
+    let (old, old_entry) = token("old", &[]);
+    let (new, new_entry) = token("new", &["--rights", "watch,control"]);
+    write(&format!("[auth]\ntokens = [{old_entry}]\n"));
+    let server = Server::start_with(Options::default().arg("--config").arg(config.to_str().expect("UTF-8")));
+    let ask = async |token: &str| get(&Door::of(&server).with_token(Some(token)), "/v1/agents/runs").await.0;
+    assert_eq!((ask(&old).await, ask(&new).await), (200, 401));
+    let hang_up = || {
+        let done = std::process::Command::new("kill").args(["-HUP", &server.pid().to_string()]).status().expect("kill runs");
+        assert!(done.success());
+    };
+    // What is wrong changes nothing.
+    write("[auth]\ntokens = [{ name = \"x\" }]\n");
+    hang_up();
+    runcast_tests::until("the refusal", || async {
+        server.said().iter().any(|line| line.contains("stays as it was")).then_some(())
+    })
+    .await;
+    assert_eq!((ask(&old).await, ask(&new).await), (200, 401));
+    write(&format!("[auth]\ntokens = [{new_entry}]\n"));
+    hang_up();
+    runcast_tests::until("the new token", || async { (ask(&new).await == 200).then_some(()) }).await;
+    assert_eq!(ask(&old).await, 401);
 }
 
 #[test]

@@ -223,3 +223,26 @@ async fn every_protocol_goes_through_the_unix_socket_without_a_token() {
     assert_eq!(server.terminate().await, Some(0));
     assert!(!path.exists(), "the file is gone with the server");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_commands_speak_tls_too() {
+    let (_folder, options) = certified("");
+    let server = Server::start_with(options);
+    let url = server.base.replacen("http://127.0.0.1", "https://localhost", 1);
+    let run = async |arguments: &[&str], input: Vec<u8>| {
+        use tokio::io::AsyncWriteExt as _;
+        let mut command = tokio::process::Command::new(runcast_tests::server::program());
+        command.args(arguments).args(["--url", &url, "--token", runcast_tests::server::TOKEN]);
+        command.env("SSL_CERT_FILE", fixtures::folder().join("keys").join("ca.pem"));
+        command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        child.stdin.take().expect("piped").write_all(&input).await.expect("written");
+        let output = runcast_tests::within("the command", child.wait_with_output()).await.expect("it runs");
+        (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    };
+    let (code, said) = run(&["ingest", "--run", "r"], fixtures::run("fix-failing-test").to_vec()).await;
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = run(&["run", "get", "r", "--watch"], Vec::new()).await;
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("completed"), "{said}");
+}
