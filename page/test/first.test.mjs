@@ -182,8 +182,7 @@ for (const colorScheme of ["light", "dark"]) {
         await view.shot(`run-${name}-${colorScheme}`);
         await view.page.keyboard.press("e");
         await view.until(() => document.querySelectorAll(".diff").length > 0 || document.querySelectorAll(".output").length > 0);
-        await view.page.keyboard.press("/");
-        await view.page.keyboard.type("split");
+        await view.search("split");
         await view.until(() => / of /.test(document.querySelector(".found")?.textContent ?? ""));
         assert.deepEqual(await serious(view), []);
         await view.shot(`run-unfolded-${name}-${colorScheme}`);

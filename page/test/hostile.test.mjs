@@ -70,14 +70,12 @@ test("scripts, markup, links, escapes, odd characters and endless lines are show
     assert.ok(!/[\u202a-\u202e]/.test(made.title));
 
     // Colours are obeyed, and nothing else.
-    await view.page.keyboard.press("/");
-    await view.page.keyboard.type("title");
+    await view.search("title");
     await view.until(() => document.querySelector(".output .t-fg1")?.textContent === "red");
     await view.page.keyboard.press("Escape");
 
     // A long line comes in parts, when it is asked for.
-    await view.page.keyboard.press("/");
-    await view.page.keyboard.type("begin xxxxx");
+    await view.search("begin xxxxx");
     await view.until(() => document.querySelector("article.selected .more") !== null);
     const length = () => document.querySelector("article.selected").innerText.length;
     const before = await view.page.evaluate(length);

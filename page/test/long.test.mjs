@@ -63,8 +63,7 @@ test("a long run opens whole, and only what can be seen is in the document", asy
     assert.equal(inside, 0);
     const line = LINES.map((line) => JSON.parse(line)).find((line) => line.parent_tool_use_id && line.type === "assistant" && line.message.content[0]?.type === "text");
     const words = line.message.content[0].text.slice(0, 60);
-    await view.page.keyboard.press("/");
-    await view.page.keyboard.type(words);
+    await view.search(words);
     await view.until(() => /^1 of \d+$/.test(document.querySelector(".found")?.textContent ?? ""));
     await view.until(() => document.querySelector("article.selected.depth1") !== null);
     await view.sees(words, "article.selected");

@@ -264,6 +264,13 @@ export class View {
     await this.until(([text, where]) => (document.querySelector(where)?.innerText ?? "").includes(text), [text, where], `${where} says ${text}`);
   }
 
+  /** Looks for a text in the run that is open. */
+  async search(text) {
+    await this.page.keyboard.press("/");
+    await this.until(() => document.activeElement?.id === "search");
+    await this.page.keyboard.type(text);
+  }
+
   async shot(name) {
     mkdirSync(SHOTS, { recursive: true });
     await this.page.screenshot({ path: join(SHOTS, `${name}.png`) });
