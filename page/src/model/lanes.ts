@@ -24,7 +24,7 @@ export interface Chart {
 const LANES_MAX = 8;
 /** What happened within less was recorded at once: its times say nothing. */
 const SPAN_MIN_MS = 50;
-const TICKS_MS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400].map((seconds) => seconds * 1000);
+const TICKS_MS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400].map((seconds) => seconds * 1000);
 const TICKS = 8;
 
 /** `until`: where calls end that are still running. */
