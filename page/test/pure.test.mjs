@@ -201,9 +201,9 @@ test("colours of a terminal are obeyed where they are wanted, and every other es
   assert.deepEqual(pieces("\u001b[8mhidden", true), [{ text: "hidden" }]);
 });
 
-test("a megabyte of anything is cut into pieces at once", () => {
+test("much of anything is cut into pieces at once", () => {
   for (const part of ["x", "\u001b", "\u001b[", "\u001b]", "\u202e", "\ud800", "\u001b[31m"]) {
-    const all = part.repeat(1_000_000 / part.length);
+    const all = part.repeat(100_000 / part.length);
     assert.ok(pure.pieces(all, true).reduce((sum, piece) => sum + piece.text.length, 0) >= 0);
   }
 });
