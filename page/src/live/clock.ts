@@ -6,7 +6,7 @@ const TICK_MS = 1000;
 /** A tick that comes later than this was asleep. */
 const SLEPT_MS = 5000;
 const HIDDEN_MS = 200;
-const LATER_MS = 100;
+const LATER_MS = 250;
 
 /** The time of the last tick, in milliseconds. */
 export const now = signal(Date.now());
