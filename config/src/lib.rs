@@ -23,5 +23,5 @@ pub use memory::{
 pub use postgres::Postgres;
 pub use secret::Secret;
 pub use settings::{
-    Backend, Fanout, Find, Ingest, Log, Nats, Ndjson, Retention, Server, Settings, Stream, Telemetry, Tls, Upstream,
+    Backend, Fanout, Find, Ingest, Log, Nats, Ndjson, Page, Retention, Server, Settings, Stream, Telemetry, Tls, Upstream,
 };

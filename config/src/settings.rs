@@ -18,6 +18,7 @@ pub struct Settings {
     pub stream: Stream,
     pub find: Find,
     pub telemetry: Telemetry,
+    pub page: Page,
     pub upstream: Vec<Upstream>,
 }
 
@@ -203,6 +204,13 @@ pub struct Telemetry {
     pub service_name: String,
     pub sample_ratio: f64,
     pub spans_max: usize,
+}
+
+/// The web page.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Page {
+    pub enabled: bool,
 }
 
 /// Where runs come from, beside what is sent to `POST /v1/runs/{id}/events`.
@@ -403,6 +411,12 @@ impl Default for Fanout {
             reads_max: 4,
             shard_clients_max: 256,
         }
+    }
+}
+
+impl Default for Page {
+    fn default() -> Self {
+        Self { enabled: true }
     }
 }
 

@@ -10,6 +10,7 @@ mod held;
 pub mod limits;
 pub mod listen;
 pub mod nodes;
+mod page;
 pub mod passthrough;
 pub mod raw;
 pub mod rest;
@@ -125,7 +126,11 @@ impl Gateway {
             async move { serve_rpc(request, grpc, connect, passthrough).await }
         };
         // Whoever speaks to no route of ours may speak sdk.v1: its paths are names of services.
-        let known = streams.merge(rest).method_not_allowed_fallback(wrong_method).fallback(rpc);
+        let known = streams
+            .merge(rest)
+            .merge(page::routes(self.settings().page.enabled))
+            .method_not_allowed_fallback(wrong_method)
+            .fallback(rpc);
         known
             .layer(from_fn_with_state(self.clone(), identify))
             .layer(from_fn_with_state(self.clone(), cors::allow))

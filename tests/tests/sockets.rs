@@ -289,3 +289,20 @@ async fn a_server_that_is_told_to_stop_does_not_wait_for_connections_that_ask_no
     assert_eq!(frames(&said[1]).last().map(|(opcode, _)| *opcode), Some(8));
     drop((idle, silent));
 }
+
+/// Browsers take a second close for a broken connection, and do not tell the page the code of the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_close_is_said_once_and_the_clients_answer_ends_the_connection() {
+    const CLOSE: [u8; 8] = [0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe8];
+    let server = Server::start();
+    server.ingest("r", line("a")).await;
+    let mut client = ask(&server, WEBSOCKET).await;
+    let mut seen = read_until(&mut client, b"the run is over", 1).await;
+    client.write_all(&CLOSE).await.expect("answered");
+    seen.extend(rest(&mut client).await);
+    let (head, body) = head_and_body(&seen);
+    assert!(head.starts_with("HTTP/1.1 101"), "{head}");
+    let closes: Vec<_> = frames(body).into_iter().filter(|(opcode, _)| *opcode == 8).collect();
+    let expected = [&1000_u16.to_be_bytes()[..], b"the run is over"].concat();
+    assert_eq!(closes, [(8, expected)]);
+}

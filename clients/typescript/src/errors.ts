@@ -56,9 +56,9 @@ export async function errorOf(answer: Response): Promise<APIError> {
 }
 
 /** What went wrong with a connection, in a sentence. */
-export function lost(cause: unknown): APIError {
+export function lost(cause: unknown, details?: Readonly<Record<string, unknown>>): APIError {
   let inner = cause;
   while (inner instanceof Error && inner.cause !== undefined) inner = inner.cause;
   const why = inner instanceof Error && inner.message !== "" ? `: ${inner.message}` : "";
-  return new APIError(0, "connection_lost", `no connection to the server${why}`);
+  return new APIError(0, "connection_lost", `no connection to the server${why}`, details);
 }

@@ -205,7 +205,7 @@ export class RunStream implements AsyncIterable<RunFrames> {
           refused += 1;
           if (refused >= REFUSED_MAX) throw new APIError(0, "streaming_unsupported", "the server has the run, but refuses to stream it");
         }
-        why = lost(new Error(reason === "" ? `the socket was closed with ${code}` : reason));
+        why = lost(new Error(reason === "" ? `the socket was closed with ${code}` : reason), { close_code: code });
         waitMs = code === 1001 ? Math.random() * DRAIN_SPREAD_MS : undefined;
       }
       if (this.#options.resume === false) throw why;

@@ -25,7 +25,10 @@ use serde::Deserialize;
 use tokio::{io::AsyncWriteExt as _, time::timeout};
 use tokio_tungstenite::{
     WebSocketStream,
-    tungstenite::{self, Message, error::ProtocolError, handshake::derive_accept_key, protocol::Role, protocol::WebSocketConfig},
+    tungstenite::{
+        self, Message, error::ProtocolError, handshake::derive_accept_key, protocol::CloseFrame, protocol::Role,
+        protocol::WebSocketConfig,
+    },
 };
 
 use super::{
@@ -275,10 +278,10 @@ impl Socket {
             return;
         }
         if goodbye != Goodbye::ClientLeft {
-            let mut frame = vec![0x88, 2 + ending.close_reason.len() as u8];
-            frame.extend_from_slice(&ending.close_code.to_be_bytes());
-            frame.extend_from_slice(ending.close_reason.as_bytes());
-            if self.write(&mut VecDeque::from([Bytes::from(frame)]), || {}).await.is_ok() {
+            // The library says this itself, so that it takes the client's close for the answer. It would answer one that it
+            // does not expect, and to a browser two closes are a broken connection, whatever their code.
+            let close = CloseFrame { code: ending.close_code.into(), reason: ending.close_reason.into() };
+            if matches!(timeout(self.stall, self.socket.close(Some(close))).await, Ok(Ok(()))) {
                 // The peer's close ends it from its side; one that does not answer is not waited for long.
                 let answer = async { while let Some(Ok(_)) = self.socket.next().await {} };
                 let _ = timeout(CLOSE_WAIT, answer).await;
