@@ -15,6 +15,7 @@ pub mod records;
 pub mod replicas;
 pub mod server;
 pub mod stub;
+pub mod tools;
 pub mod wire;
 
 use std::time::Duration;

@@ -140,11 +140,17 @@ fn every_values_file_renders_lints_and_is_valid_for_kubernetes() {
         }
     }
     // What no values file renders is tried by nobody.
-    let seen: BTreeSet<&str> =
-        all.values().flat_map(|rendered| rendered.answer["templates"].as_array().expect("a list")).filter_map(Value::as_str).collect();
+    let seen: BTreeSet<&str> = all
+        .values()
+        .flat_map(|rendered| rendered.answer["templates"].as_array().expect("a list"))
+        .filter_map(Value::as_str)
+        .collect();
     for entry in std::fs::read_dir(folder().join("templates")).expect("a folder") {
         let file = entry.expect("an entry").file_name().into_string().expect("UTF-8");
-        assert!(file.ends_with(".tpl") || seen.contains(format!("templates/{file}").as_str()), "templates/{file} is never rendered");
+        assert!(
+            file.ends_with(".tpl") || seen.contains(format!("templates/{file}").as_str()),
+            "templates/{file} is never rendered"
+        );
     }
 }
 
@@ -162,7 +168,10 @@ fn a_volume_has_one_pod_and_nats_has_any_number() {
             let mounts = rendered.container()["volumeMounts"].as_array().expect("a list");
             let mount = mounts.iter().find(|mount| mount["name"] == *claim).expect("the volume is mounted");
             let path = rendered.env("RUNCAST__LOG__PATH").expect("a path");
-            assert!(Path::new(&path).starts_with(mount["mountPath"].as_str().expect("a path")), "{name}: the log is on the volume");
+            assert!(
+                Path::new(&path).starts_with(mount["mountPath"].as_str().expect("a path")),
+                "{name}: the log is on the volume"
+            );
             let governing = spec["serviceName"].as_str().expect("a name");
             assert!(rendered.of_kind("Service").any(|service| service["metadata"]["name"] == governing), "{name}");
             for kind in ["HorizontalPodAutoscaler", "PodDisruptionBudget"] {
@@ -333,8 +342,12 @@ fn secret(file: &str) -> &'static str {
 
 fn check(rendered: &Rendered) -> Checked {
     let root = tempfile::tempdir().expect("a folder");
-    let mounts: Vec<&str> =
-        rendered.container()["volumeMounts"].as_array().expect("a list").iter().filter_map(|mount| mount["mountPath"].as_str()).collect();
+    let mounts: Vec<&str> = rendered.container()["volumeMounts"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|mount| mount["mountPath"].as_str())
+        .collect();
     let text = rendered.toml();
     for quoted in text.split('"').skip(1).step_by(2).filter(|quoted| quoted.starts_with("/run/secrets/")) {
         assert!(mounts.iter().any(|mount| Path::new(quoted).parent() == Some(Path::new(mount))), "{quoted} is mounted nowhere");
@@ -396,7 +409,11 @@ fn the_program_takes_the_configuration_of_every_values_file() {
             let said = server[key].as_str().map_or_else(|| server[key].to_string(), str::to_owned);
             assert_eq!(Some(said), rendered.env(variable), "{name}: {key}");
         }
-        assert_eq!(checked.effective["log"]["backend"].as_str().map(str::to_owned), rendered.env("RUNCAST__LOG__BACKEND"), "{name}");
+        assert_eq!(
+            checked.effective["log"]["backend"].as_str().map(str::to_owned),
+            rendered.env("RUNCAST__LOG__BACKEND"),
+            "{name}"
+        );
         if name != "text" {
             let wanted: toml::Table = toml::from_str(rendered.toml()).expect("TOML");
             assert!(

@@ -9,7 +9,7 @@ use runcast_translators::{
 use tokio::time::sleep;
 
 use super::{
-    Ingest, Refused, is_of_upstream,
+    Ingest, Refused, is_of_upstream, kind_of,
     owner::{APPEND_MAX, REBUILD, RETRY_MAX, RETRY_MIN},
 };
 use crate::{
@@ -39,7 +39,7 @@ pub struct Writer {
     text: String,
     /// For the text that its owner's decoder holds.
     text_room: Option<Held>,
-    lag: metrics::Histogram,
+    pace: metrics::Pace,
 }
 
 impl Writer {
@@ -74,6 +74,7 @@ impl Writer {
         mut fold: impl FnMut(&Event),
     ) -> Result<Self, ReadError> {
         let (log, ingest) = (ingest.0.log.clone(), ingest.clone());
+        let kind = kind_of(origin.session.as_deref());
         let mut writer = Self {
             run: run.clone(),
             ingest: ingest.clone(),
@@ -86,7 +87,7 @@ impl Writer {
             told: 0,
             text: String::new(),
             text_room: None,
-            lag: metrics::ingest_lag(),
+            pace: metrics::Pace::of(kind, info.is_none()),
         };
         let Some(info) = info else { return Ok(writer) };
         writer.is_settled = info.is_settled();
@@ -242,7 +243,7 @@ impl Writer {
             let (expected_head, origin) = (self.head, self.origin.clone());
             match self.log.append(Append { run: self.run.clone(), expected_head, facts: facts.clone(), origin }).await {
                 Ok(events) => {
-                    self.lag.record(received.elapsed().as_secs_f64());
+                    self.pace.kept(&events, received);
                     metrics::events_committed(&events);
                     events.iter().for_each(|event| self.kept(event));
                     return Ok(events);

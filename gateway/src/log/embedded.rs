@@ -75,6 +75,7 @@ pub struct Embedded {
     /// Runs that the device does not give: since when, and what it says.
     unreadable: Mutex<HashMap<RunId, (Instant, String)>>,
     opened: Instant,
+    append_time: metrics::Histogram,
 }
 
 impl Embedded {
@@ -128,6 +129,7 @@ impl Embedded {
             read_wait: Duration::from_millis(settings.read_wait_ms),
             unreadable: Mutex::default(),
             opened,
+            append_time: metrics::append_time(),
         })
     }
 
@@ -226,6 +228,7 @@ fn with_last_words(writer: Writer, queue: mpsc::Receiver<Command>) -> impl FnOnc
 #[async_trait]
 impl Log for Embedded {
     async fn append(&self, append: Append) -> Result<Vec<Arc<Event>>, AppendError> {
+        let began = Instant::now();
         // Encoded here, in the caller's task: the one writer only copies bytes.
         let records = append.facts.iter().map(encode_record).collect();
         let (reply, answer) = oneshot::channel();
@@ -235,7 +238,9 @@ impl Log for Embedded {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             return Err(self.refusal());
         }
-        answer.await.unwrap_or_else(|_| Err(self.refusal()))
+        let answer = answer.await.unwrap_or_else(|_| Err(self.refusal()));
+        self.append_time.record(began.elapsed().as_secs_f64());
+        answer
     }
 
     async fn read(&self, run: &RunId, after: Seq, limit: ReadLimit) -> Result<Vec<Arc<Event>>, ReadError> {
