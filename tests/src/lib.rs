@@ -7,6 +7,7 @@ pub mod cuts;
 pub mod daemon;
 pub mod fixtures;
 pub mod nats;
+pub mod nginx;
 pub mod peers;
 pub mod postgres;
 pub mod process;
