@@ -70,7 +70,7 @@ impl Default for Bridge {
 impl Bridge {
     /// Puts what stands in files where it belongs.
     pub(crate) fn read_files(&mut self) -> Result<(), ConfigError> {
-        crate::load::read_secret("token", &self.name, &mut self.token, self.token_file.as_deref())
+        crate::load::read_secret("upstream.token", &self.name, &mut self.token, self.token_file.as_deref())
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {

@@ -2,15 +2,33 @@
 
 use toml::Value;
 
-use crate::{Bridge, ConfigError, Daemon, Postgres, Secret, Settings, Token, settings::Ndjson};
+use crate::{Bridge, ConfigError, Daemon, Jwt, Postgres, Secret, Settings, Token, settings::Ndjson};
 
 /// A value that has every key there is.
 fn example() -> Value {
     let mut settings = Settings::default();
+    settings.server.unix_socket = Some(Default::default());
+    let tls = &mut settings.server.tls;
+    for file in [&mut tls.certificate_file, &mut tls.key_file, &mut tls.client_ca_file] {
+        *file = Some(Default::default());
+    }
+    settings.auth.ticket_key = Some(Secret::default());
+    settings.auth.ticket_key_file = Some(Default::default());
     settings.auth.tokens.push(Token {
-        name: String::new(),
+        hash: Some(String::new()),
         token: Some(Secret::default()),
         token_file: Some(Default::default()),
+        subject: Some(String::new()),
+        expires_at: Some(String::new()),
+        ..Token::default()
+    });
+    settings.auth.jwt.push(Jwt {
+        jwks_url: Some(String::new()),
+        jwks_file: Some(Default::default()),
+        public_key_file: Some(Default::default()),
+        secret: Some(Secret::default()),
+        secret_file: Some(Default::default()),
+        ..Jwt::default()
     });
     let nats = &mut settings.log.nats;
     for file in [

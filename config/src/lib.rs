@@ -2,6 +2,7 @@
 //!
 //! Everything is checked before a port is bound; a key that nobody knows is refused by name with the nearest known one.
 
+mod auth;
 mod bridge;
 mod daemon;
 mod known;
@@ -11,15 +12,14 @@ mod postgres;
 mod secret;
 mod settings;
 
+pub use auth::{Algorithm, Auth, Jwt, Right, TICKET_MS_MAX, Token};
 pub use bridge::{Bridge, BridgeProtocol};
 pub use daemon::Daemon;
 pub use load::{ConfigError, load, render};
 pub use memory::{
     ANSWER_BYTES, ANSWERS_MAX, BATCH_COPIES, DAEMON_ANSWER_BYTES_MAX, FOLLOWED_READ_BYTES, FRAME_COPIES, FREE_BYTES, LINE_COPIES,
-    MemoryMax, Part, REBUILD_BYTES, TEXT_COPIES,
+    MemoryMax, Part, REBUILD_BYTES, SPARE_CONNECTIONS, TEXT_COPIES, TLS_BYTES_MAX,
 };
 pub use postgres::Postgres;
 pub use secret::Secret;
-pub use settings::{
-    Auth, Backend, Fanout, Find, Ingest, Log, Nats, Ndjson, Retention, Server, Settings, Stream, Token, Upstream,
-};
+pub use settings::{Backend, Fanout, Find, Ingest, Log, Nats, Ndjson, Retention, Server, Settings, Stream, Tls, Upstream};

@@ -49,7 +49,7 @@ fn read(text: Option<&str>, environment: Environment) -> Result<Settings, Config
     let merged = builder.add_source(environment).build()?;
     known::check(&merged.clone().try_deserialize::<toml::Value>()?)?;
     let mut settings: Settings = merged.try_deserialize()?;
-    read_token_files(&mut settings)?;
+    settings.auth.read_files()?;
     for upstream in &mut settings.upstream {
         match upstream {
             crate::Upstream::Ndjson(_) => {}
@@ -62,50 +62,22 @@ fn read(text: Option<&str>, environment: Environment) -> Result<Settings, Config
     Ok(settings)
 }
 
-fn read_token_files(settings: &mut Settings) -> Result<(), ConfigError> {
-    for token in &mut settings.auth.tokens {
-        if let Some(path) = &token.token_file {
-            if token.token.is_some() {
-                let what = format!("gives both `token` and `token_file` for {:?}: keep one", token.name);
-                return Err(ConfigError::Invalid { key: "auth.tokens".into(), what });
-            }
-            let text = std::fs::read_to_string(path).map_err(|source| ConfigError::TokenFile { path: path.clone(), source })?;
-            token.token = Some(Secret::new(text.trim()));
-        }
-    }
-    Ok(())
-}
-
-/// Puts the secret of an upstream that stands in a file where it belongs. `key`: what it is called; the file's key is
-/// `key_file`.
+/// Puts a secret that stands in a file where it belongs. `key`: what it is called; the file's key is `key_file`.
 pub(crate) fn read_secret(key: &str, name: &str, secret: &mut Option<Secret>, file: Option<&Path>) -> Result<(), ConfigError> {
     let Some(path) = file else { return Ok(()) };
     if secret.is_some() {
         let what = format!("and `{key}_file` are both given for {name:?}: keep one");
-        return Err(ConfigError::Invalid { key: format!("upstream.{key}"), what });
+        return Err(ConfigError::Invalid { key: key.into(), what });
     }
     let text = std::fs::read_to_string(path).map_err(|source| ConfigError::TokenFile { path: path.to_owned(), source })?;
     *secret = Some(Secret::new(text.trim()));
     Ok(())
 }
 
-/// Tokens shorter than this can be guessed.
-const TOKEN_BYTES_MIN: usize = 16;
-
 fn check(settings: &Settings) -> Result<(), ConfigError> {
     let invalid = |key: &str, what: &str| Err(ConfigError::Invalid { key: key.into(), what: what.into() });
-    for token in &settings.auth.tokens {
-        match &token.token {
-            Some(text) if text.expose().chars().any(char::is_whitespace) => {
-                return invalid("auth.tokens", "has a token with white space in it");
-            }
-            None => return invalid("auth.tokens", "has an entry with neither `token` nor `token_file`"),
-            Some(text) if text.expose().len() < TOKEN_BYTES_MIN => {
-                return invalid("auth.tokens", &format!("has a token shorter than {TOKEN_BYTES_MIN} characters"));
-            }
-            Some(_) => {}
-        }
-    }
+    settings.auth.check()?;
+    settings.server.check()?;
     let (log, ingest, fanout, stream, server, find) =
         (&settings.log, &settings.ingest, &settings.fanout, &settings.stream, &settings.server, &settings.find);
     let positive = [
@@ -116,6 +88,7 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         ("log.group_bytes_max", log.group_bytes_max),
         ("log.journal_bytes_max", log.journal_bytes_max),
         ("log.queue_max", log.queue_max),
+        ("log.claims_max", log.claims_max),
         ("log.nats.singles_max", log.nats.singles_max),
         ("log.nats.batches_max", log.nats.batches_max),
         ("log.nats.batch_bytes_max", log.nats.batch_bytes_max),
@@ -200,12 +173,6 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
     }
     if log.nats.certificate_file.is_some() != log.nats.key_file.is_some() {
         return invalid("log.nats", "must have both of certificate_file and key_file, or neither");
-    }
-    if let Some(origin) = server.allowed_origins.iter().find(|origin| !origin.contains("://") || origin.ends_with('/')) {
-        return invalid(
-            "server.allowed_origins",
-            &format!("has {origin:?}: an origin is written as \"https://dash.example.com\""),
-        );
     }
     let mut names = HashSet::new();
     for upstream in &settings.upstream {

@@ -22,6 +22,10 @@ pub const FOLLOWED_READ_BYTES: usize = 64 << 10;
 pub const DAEMON_ANSWER_BYTES_MAX: usize = 16 << 20;
 /// One read of the log by an owner.
 pub const REBUILD_BYTES: usize = 8 << 20;
+/// What TLS keeps of a connection until its socket takes it: two records.
+pub const TLS_BYTES_MAX: usize = 32 << 10;
+/// Connections beyond `server.connections_max` that are told in their own protocol that there are too many.
+pub const SPARE_CONNECTIONS: usize = 64;
 /// Answers that are made whole (pages of steps, snapshots, conversations) at the same time,
 pub const ANSWERS_MAX: usize = 4;
 /// and how large each grows, unless one step is larger.
@@ -47,6 +51,8 @@ const BRIDGE_BATCH_BYTES: u64 = 4 << 20;
 const DAEMON_READ_BYTES: u64 = 416 << 10;
 /// What an HTTP/2 connection to a bridge or a daemon may have read.
 const WINDOW_BYTES: u64 = 8 << 20;
+/// What TLS has read of a connection, with its keys.
+const TLS_READ_BYTES: u64 = 64 << 10;
 /// A run id that is remembered, with its place in tables.
 const ID_BYTES: u64 = 512;
 
@@ -65,18 +71,19 @@ pub struct Part {
 
 impl MemoryMax {
     pub fn of(settings: &Settings) -> Self {
-        let Settings { server, log, ingest, fanout, stream, find, upstream, .. } = settings;
+        let Settings { server, auth, log, ingest, fanout, stream, find, upstream, .. } = settings;
         let line = bytes(ingest.line_bytes_max);
         let batch = add(line, bytes(ingest.batch_bytes_max));
         let header = bytes(server.header_bytes_max.max(8192));
         let place = [PLACE_BYTES, LIBRARY_BYTES.max(header), header, bytes(FREE_BYTES), twice(stream.client_message_bytes_max)];
         let half = bytes(ingest.memory_bytes_max / 2);
         let longest = upstream.iter().map(longest).fold(line, u64::max);
+        let connections = server.connections_max.saturating_add(SPARE_CONNECTIONS);
         let mut parts = vec![
             part("the program itself", BASE_BYTES),
             part(
-                "connections: server.connections_max × (what one reads of a request or writes of a stream)",
-                times(server.connections_max, place.into_iter().fold(0, add)),
+                "connections: (server.connections_max + 64) × (what one reads of a request or writes of a stream)",
+                times(connections, place.into_iter().fold(0, add)),
             ),
             part(
                 "what clients hold beyond that: stream.stalled_bytes_max, at least one record of the largest size",
@@ -120,7 +127,15 @@ impl MemoryMax {
                 "runs that are looked for: find.asks_max and find.unknown_max × 512",
                 times(find.asks_max.saturating_add(find.unknown_max), ID_BYTES),
             ),
+            part(
+                "tickets and addresses that are remembered: log.claims_max and auth.addresses_max × 512",
+                times(log.claims_max.saturating_add(auth.addresses_max), ID_BYTES),
+            ),
         ];
+        if server.tls.certificate_file.is_some() {
+            let encrypted = add(bytes(TLS_BYTES_MAX), TLS_READ_BYTES);
+            parts.push(part("TLS: (server.connections_max + 64) × 96 KiB", times(connections, encrypted)));
+        }
         parts.extend(upstream.iter().map(|upstream| of_upstream(upstream, settings)));
         Self { parts }
     }

@@ -72,7 +72,7 @@ impl Default for Postgres {
 impl Postgres {
     /// Puts what stands in files where it belongs.
     pub(crate) fn read_files(&mut self) -> Result<(), ConfigError> {
-        crate::load::read_secret("url", &self.name, &mut self.url, self.url_file.as_deref())
+        crate::load::read_secret("upstream.url", &self.name, &mut self.url, self.url_file.as_deref())
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bridge, Daemon, Postgres, Secret};
+use crate::{Auth, Bridge, ConfigError, Daemon, Postgres};
 
 /// All settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -24,33 +24,37 @@ pub struct Settings {
 #[serde(default, deny_unknown_fields)]
 pub struct Server {
     pub listen: SocketAddr,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unix_socket: Option<PathBuf>,
+    pub unix_socket_mode: String,
     pub admin_listen: SocketAddr,
     pub insecure: bool,
     pub allowed_origins: Vec<String>,
+    pub trusted_proxies: Vec<String>,
     pub memory_bytes_max: u64,
     pub connections_max: usize,
+    pub streams_per_subject_max: usize,
+    pub streams_per_run_max: usize,
+    pub connects_per_second_max: u32,
     pub header_timeout_ms: u64,
     pub header_bytes_max: usize,
     pub request_bytes_max: usize,
     pub drain_spread_ms: u64,
     pub shutdown_ms: u64,
+    pub tls: Tls,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// How the client port is encrypted; not at all without a certificate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Auth {
-    pub tokens: Vec<Token>,
-}
-
-/// One bearer token: its text, or the file that holds it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Token {
-    pub name: String,
+pub struct Tls {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub token: Option<Secret>,
+    pub certificate_file: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub token_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_ca_file: Option<PathBuf>,
+    pub reload_ms: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -65,6 +69,7 @@ pub struct Log {
     pub queue_max: usize,
     pub retry_max_ms: u64,
     pub read_wait_ms: u64,
+    pub claims_max: usize,
     pub retention: Retention,
     pub nats: Nats,
 }
@@ -212,17 +217,79 @@ impl Default for Server {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            unix_socket: None,
+            unix_socket_mode: "0600".into(),
             admin_listen: SocketAddr::from(([127, 0, 0, 1], 9090)),
             insecure: false,
             allowed_origins: Vec::new(),
+            trusted_proxies: Vec::new(),
             memory_bytes_max: 0,
             connections_max: 20_000,
+            streams_per_subject_max: 5_000,
+            streams_per_run_max: 10_000,
+            connects_per_second_max: 5_000,
             header_timeout_ms: 10_000,
             header_bytes_max: 32 * KIB,
             request_bytes_max: MIB,
             drain_spread_ms: 2_000,
             shutdown_ms: 10_000,
+            tls: Tls::default(),
         }
+    }
+}
+
+impl Default for Tls {
+    fn default() -> Self {
+        Self { certificate_file: None, key_file: None, client_ca_file: None, reload_ms: 10_000 }
+    }
+}
+
+impl Server {
+    /// The mode of the unix socket's file.
+    pub fn unix_socket_mode(&self) -> Option<u32> {
+        let digits = self.unix_socket_mode.strip_prefix("0o").unwrap_or(&self.unix_socket_mode);
+        u32::from_str_radix(digits, 8).ok().filter(|mode| *mode <= 0o777)
+    }
+
+    /// Proxies whose word for a client's address is taken.
+    pub fn trusted_proxies(&self) -> Result<Vec<ipnet::IpNet>, ConfigError> {
+        let parsed = self.trusted_proxies.iter().map(|text| {
+            let address = text.parse::<std::net::IpAddr>().map(ipnet::IpNet::from);
+            address.or_else(|_| text.parse::<ipnet::IpNet>()).map_err(|_| ConfigError::Invalid {
+                key: "server.trusted_proxies".into(),
+                what: format!("has {text:?}: write an address or a network, as \"10.0.0.0/8\""),
+            })
+        });
+        parsed.collect()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let invalid = |key: &str, what: &str| Err(ConfigError::Invalid { key: key.into(), what: what.into() });
+        self.trusted_proxies()?;
+        if self.unix_socket_mode().is_none() {
+            return invalid("server.unix_socket_mode", "must be three octal digits, as \"0600\"");
+        }
+        if let Some(origin) = self.allowed_origins.iter().find(|origin| !origin.contains("://") || origin.ends_with('/')) {
+            let what = format!("has {origin:?}: an origin is written as \"https://dash.example.com\"");
+            return invalid("server.allowed_origins", &what);
+        }
+        for (key, value) in [
+            ("server.streams_per_subject_max", self.streams_per_subject_max),
+            ("server.streams_per_run_max", self.streams_per_run_max),
+            ("server.connects_per_second_max", self.connects_per_second_max as usize),
+            ("server.tls.reload_ms", self.tls.reload_ms as usize),
+        ] {
+            if value == 0 {
+                return invalid(key, "must be at least 1");
+            }
+        }
+        if self.tls.certificate_file.is_some() != self.tls.key_file.is_some() {
+            return invalid("server.tls", "must have both of certificate_file and key_file, or neither");
+        }
+        if self.tls.client_ca_file.is_some() && self.tls.certificate_file.is_none() {
+            return invalid("server.tls.client_ca_file", "needs certificate_file and key_file too");
+        }
+        Ok(())
     }
 }
 
@@ -238,6 +305,7 @@ impl Default for Log {
             queue_max: 1024,
             retry_max_ms: 2_000,
             read_wait_ms: 30_000,
+            claims_max: 100_000,
             retention: Retention::default(),
             nats: Nats::default(),
         }

@@ -11,7 +11,13 @@ use crate::{
         Controls, Finder,
         nodes::{NodeControl, NodeControls},
     },
-    downstream::{Gateway, listen, watch::Drain},
+    downstream::{
+        Gateway,
+        listen::{self, Doors},
+        tls::Tls,
+        unix::UnixDoor,
+        watch::Drain,
+    },
     fanout::Hubs,
     ingest::Ingest,
     log::{Embedded, Log, Nats, TailLimits},
@@ -27,6 +33,8 @@ pub struct App {
     pub address: SocketAddr,
     pub admin_address: SocketAddr,
     pub ingest: Ingest,
+    gateway: Gateway,
+    tls: Option<Arc<Tls>>,
     log: Arc<dyn Log>,
     stop: watch::Sender<bool>,
     drain: Drain,
@@ -38,6 +46,7 @@ impl App {
     /// Opens the log, binds both ports, and begins to serve.
     pub async fn start(settings: Settings) -> anyhow::Result<Self> {
         check_exposure(&settings)?;
+        let tls = Tls::open(&settings.server.tls)?;
         let render = metrics::install().context("cannot collect metrics")?;
         let memory_max = MemoryMax::of(&settings).total();
         metrics::memory_max(memory_max);
@@ -51,9 +60,10 @@ impl App {
             Backend::Embedded => Arc::new(Embedded::open(&settings.log, tails)?),
             Backend::Nats => Arc::new(Nats::open(&settings.log, tails).await?),
         };
-        let listener = bind(settings.server.listen, "server.listen").await?;
+        let tcp = bind(settings.server.listen, "server.listen").await?;
+        let unix = open_unix(&settings).await?;
         let admin_listener = bind(settings.server.admin_listen, "server.admin_listen").await?;
-        let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
+        let (address, admin_address) = (tcp.local_addr()?, admin_listener.local_addr()?);
 
         let (stop, stopped) = watch::channel(false);
         let drain = Drain::new(stopped.clone(), Duration::from_millis(settings.server.drain_spread_ms));
@@ -93,7 +103,10 @@ impl App {
             }
         }
         let controls = Controls::new(finders, settings.find.clone()).with_bridges(bridges).with_nodes(NodeControls::new(nodes));
-        let gateway = Gateway::new(log.clone(), hubs, controls, settings.clone(), drain.clone());
+        let gateway = Gateway::new(log.clone(), hubs, controls, settings.clone(), drain.clone())?;
+        if settings.log.backend == Backend::Nats && settings.auth.is_on() && settings.auth.ticket_key.is_none() {
+            tracing::warn!("tickets are good only on the replica that gave them: set auth.ticket_key_file to the same for all");
+        }
         let routes = gateway.service(upstream::http::routes(
             ingest.clone(),
             settings.ingest.clone(),
@@ -101,7 +114,11 @@ impl App {
             stopped.clone(),
         ));
 
-        tasks.spawn(listen::serve(listener, routes, settings.clone(), gateway.budget(), stopped.clone()));
+        if let Some(tls) = &tls {
+            tasks.spawn(tls.clone().follow(stopped.clone()));
+        }
+        let doors = Doors { tcp, tls: tls.clone(), unix };
+        tasks.spawn(listen::serve(doors, routes, settings.clone(), gateway.budget(), stopped.clone()));
         let admin = health::routes(Admin {
             log: log.clone(),
             render: render.clone(),
@@ -116,12 +133,23 @@ impl App {
             Backend::Nats => format!("{} of {}", settings.log.nats.name, settings.log.nats.servers.join(", ")),
         };
         tracing::info!(%address, %admin_address, log = place, "runcast serves");
-        Ok(Self { address, admin_address, ingest, log, stop, drain, settings, tasks })
+        Ok(Self { address, admin_address, ingest, gateway, tls, log, stop, drain, settings, tasks })
     }
 
     /// Becomes true when the gateway is asked to stop.
     pub fn stopping(&self) -> watch::Receiver<bool> {
         self.stop.subscribe()
+    }
+
+    /// Takes tokens, keys and the certificate as they are now; what cannot be used is left as it was, and said.
+    pub fn reload(&self, settings: &Settings) {
+        match self.gateway.reload(&settings.auth) {
+            Ok(()) => tracing::info!("tokens and keys were read again"),
+            Err(error) => tracing::error!(%error, "tokens and keys stay as they were"),
+        }
+        if let Some(tls) = &self.tls {
+            tls.reload();
+        }
     }
 
     /// Tells everybody to come back elsewhere, flushes, and ends.
@@ -145,14 +173,22 @@ impl App {
 /// Without a token only this machine is served.
 fn check_exposure(settings: &Settings) -> anyhow::Result<()> {
     let server = &settings.server;
-    if settings.auth.tokens.is_empty() && !server.insecure && !server.listen.ip().is_loopback() {
+    if !settings.auth.is_on() && !server.insecure && !server.listen.ip().is_loopback() {
         anyhow::bail!(
-            "server.listen is {}, which others can reach, but there is no token: add one to auth.tokens, listen on 127.0.0.1, \
-             or say --insecure to let everybody see every run",
+            "server.listen is {}, which others can reach, but there is no token: add one to auth.tokens (`runcast token new` makes one), listen on \
+             127.0.0.1, or say --insecure to let everybody see every run",
             server.listen
         );
     }
     Ok(())
+}
+
+async fn open_unix(settings: &Settings) -> anyhow::Result<Option<UnixDoor>> {
+    let Some(path) = &settings.server.unix_socket else { return Ok(None) };
+    // Checked when the settings were read.
+    let mode = settings.server.unix_socket_mode().unwrap_or(0o600);
+    let door = UnixDoor::open(path, mode).await;
+    Ok(Some(door.with_context(|| format!("cannot listen on {} (server.unix_socket)", path.display()))?))
 }
 
 async fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {

@@ -4,6 +4,7 @@ mod check;
 mod ingest;
 mod run;
 mod serve;
+mod token;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -31,6 +32,9 @@ enum Command {
     Run(run::Command),
     /// Check the configuration and print what is in force
     Check(check::Check),
+    /// Make tokens for clients
+    #[command(subcommand)]
+    Token(token::Command),
 }
 
 /// Where the settings come from.
@@ -53,6 +57,7 @@ pub fn main() -> ExitCode {
         Command::Ingest(ingest) => ingest.main(),
         Command::Run(run) => run.main(),
         Command::Check(check) => check.main(),
+        Command::Token(token) => token.main(),
     }
 }
 

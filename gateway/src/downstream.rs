@@ -1,11 +1,13 @@
 //! Everything that clients speak to, on one port.
 
 pub mod admit;
+pub mod auth;
 pub mod connect;
 pub mod cors;
 pub mod grpc;
 pub mod handover;
 mod held;
+pub mod limits;
 pub mod listen;
 pub mod nodes;
 pub mod passthrough;
@@ -13,6 +15,9 @@ pub mod raw;
 pub mod rest;
 pub mod rpc;
 pub mod sse;
+pub mod stream;
+pub mod tls;
+pub mod unix;
 pub mod watch;
 pub mod websocket;
 
@@ -20,13 +25,13 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    extract::{Request, State},
-    http::{StatusCode, header},
-    middleware::{Next, from_fn_with_state},
+    extract::{FromRequestParts, Request, State},
+    http::{HeaderValue, StatusCode, Version, header, request::Parts},
+    middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::get,
 };
-use runcast_config::{ANSWERS_MAX, Settings};
+use runcast_config::{ANSWERS_MAX, Right, Settings};
 use runcast_translators::{
     event::{RunId, RunInfo},
     goodbye::Goodbye,
@@ -34,8 +39,15 @@ use runcast_translators::{
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tower::ServiceExt as _;
 
-use self::{admit::Gate, held::Slot, watch::Drain};
+use self::{
+    admit::Gate,
+    auth::{AuthError, Login},
+    held::Slot,
+    listen::Peer,
+    watch::{Admitted, Drain},
+};
 use crate::{
+    access::{Caller, Denied},
     answer,
     budget::Budget,
     control::{Controls, Found},
@@ -62,12 +74,28 @@ struct Shared {
 }
 
 impl Gateway {
-    pub fn new(log: Arc<dyn Log>, hubs: Hubs, controls: Controls, settings: Arc<Settings>, drain: Drain) -> Self {
-        let gate = Gate::new(&settings);
+    /// # Errors
+    /// When the credentials of the settings cannot be used.
+    pub fn new(
+        log: Arc<dyn Log>,
+        hubs: Hubs,
+        controls: Controls,
+        settings: Arc<Settings>,
+        drain: Drain,
+    ) -> Result<Self, AuthError> {
+        let gate = Gate::new(&settings, log.clone())?;
         let stuck_after = Duration::from_millis(settings.stream.stuck_after_ms);
         let budget = Budget::new(settings.stream.stalled_bytes_max, stuck_after, metrics::client_cut_off);
         let making = Semaphore::new(ANSWERS_MAX);
-        Self(Arc::new(Shared { log, hubs, controls, settings, gate, drain, budget, making }))
+        Ok(Self(Arc::new(Shared { log, hubs, controls, settings, gate, drain, budget, making })))
+    }
+
+    /// Takes other tokens and keys from now on.
+    ///
+    /// # Errors
+    /// When they cannot be used; those that there are stay.
+    pub fn reload(&self, auth: &runcast_config::Auth) -> Result<(), AuthError> {
+        self.gate().auth.reload(auth)
     }
 
     /// For what clients hold that are slow to take it: sockets are given it.
@@ -79,12 +107,14 @@ impl Gateway {
     pub fn service(&self, ingest: Router) -> Router {
         let streams = Router::new()
             .route("/v1/agents/runs/{run}/stream", get(websocket::stream))
-            .route("/agents/runs/{run}/stream", get(websocket::stream));
+            .route("/agents/runs/{run}/stream", get(websocket::stream))
+            .merge(sse::streams());
         #[cfg(feature = "test-echo")]
         let streams = streams.route("/echo", get(websocket::echo::echo));
         let streams = streams.with_state(self.clone());
-        let rest = rest::routes(self).merge(sse::routes(self)).merge(nodes::routes(self)).merge(ingest);
-        let rest = rest.route_layer(from_fn_with_state(self.clone(), require_token));
+        let shown = rest::routes(self).merge(sse::routes(self)).route_layer(from_fn(require_watch));
+        let ingest = ingest.route_layer(from_fn(require_ingest));
+        let rest = shown.merge(nodes::routes(self)).merge(ingest);
         let grpc = grpc::service(self);
         let connect = connect::service(self);
         let passthrough = passthrough::Passthrough::new(self);
@@ -97,6 +127,7 @@ impl Gateway {
         // Whoever speaks to no route of ours may speak sdk.v1: its paths are names of services.
         let known = streams.merge(rest).method_not_allowed_fallback(wrong_method).fallback(rpc);
         known
+            .layer(from_fn_with_state(self.clone(), identify))
             .layer(from_fn_with_state(self.clone(), cors::allow))
             .layer(from_fn_with_state(self.clone(), check_origin))
             .layer(from_fn_with_state(self.clone(), hold))
@@ -110,17 +141,26 @@ impl Gateway {
         &self.0.hubs
     }
 
-    /// What the index knows of a run that a client asks for. One that the log has not is looked for upstream.
-    async fn run(&self, run: &RunId) -> Result<Arc<RunInfo>, NoRun> {
-        if let Some(info) = self.log().info(run).await? {
-            return Ok(info);
+    /// What the index knows of a run that a client asks for, if it may see it: asked before anything else about the run. One
+    /// that the log has not is looked for upstream.
+    async fn run(&self, caller: &Caller, run: &RunId) -> Result<Arc<RunInfo>, NoRun> {
+        let mut info = self.log().info(run).await?;
+        if info.is_none() && caller.may_look_for(run) {
+            match self.0.controls.find(run).await {
+                Found::There => info = self.log().info(run).await?,
+                Found::Nowhere => {}
+                Found::Unavailable => return Err(NoRun::Unavailable),
+                Found::Busy => return Err(NoRun::Busy),
+            }
         }
-        match self.0.controls.find(run).await {
-            Found::There => self.log().info(run).await?.ok_or(NoRun::Unknown),
-            Found::Nowhere => Err(NoRun::Unknown),
-            Found::Unavailable => Err(NoRun::Unavailable),
-            Found::Busy => Err(NoRun::Busy),
-        }
+        caller.may_have(info.as_deref())?;
+        info.ok_or(NoRun::Unknown)
+    }
+
+    /// Lets a stream of a run begin.
+    fn admit(&self, caller: &Caller, run: &RunId) -> Result<Admitted, Goodbye> {
+        let place = self.gate().limits.take(caller, run)?;
+        Ok(Admitted { place, until: caller.expires().map(Into::into) })
     }
 
     /// The run, known as far as `is_enough` asks for if there is so much: what this process knows may be behind the log, and
@@ -158,6 +198,8 @@ impl Gateway {
 #[derive(Debug)]
 enum NoRun {
     Unknown,
+    /// The caller may not see it, or must not know that it is not there.
+    Forbidden,
     /// An upstream that may have it cannot be asked.
     Unavailable,
     /// Too many are being looked for.
@@ -171,10 +213,20 @@ impl From<ReadError> for NoRun {
     }
 }
 
+impl From<Denied> for NoRun {
+    fn from(denied: Denied) -> Self {
+        match denied {
+            Denied::Run => Self::Forbidden,
+            Denied::Unknown => Self::Unknown,
+        }
+    }
+}
+
 impl NoRun {
     fn goodbye(&self) -> Goodbye {
         match self {
             Self::Unknown => Goodbye::UnknownRun,
+            Self::Forbidden => Goodbye::Forbidden,
             Self::Unavailable => Goodbye::UpstreamLost,
             Self::Busy => Goodbye::OverCapacity,
             Self::Log(error) => {
@@ -190,7 +242,7 @@ impl NoRun {
         let (code, message) = match self {
             Self::Unknown => unknown,
             Self::Log(error) => return answer::log_failed(error),
-            Self::Unavailable | Self::Busy => (ending.code, ending.close_reason),
+            Self::Forbidden | Self::Unavailable | Self::Busy => (ending.code, ending.close_reason),
         };
         metrics::refused(protocol, code);
         let status = StatusCode::from_u16(ending.http).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -239,23 +291,92 @@ fn unbuffered(mut response: Response) -> Response {
 
 /// A web page of another origin must not reach us, nor a name that was made to point here.
 async fn check_origin(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
+    let is_unix = request.extensions().get::<Peer>().is_some_and(|peer| peer.is_unix);
     match gateway.gate().check_origin(request.uri(), request.headers()) {
-        Ok(()) => next.run(request).await,
-        Err(refusal) => {
+        Err(refusal) if !is_unix => {
             metrics::refused(Protocol::Rest, refusal.code);
             answer::error(StatusCode::FORBIDDEN, refusal.code, refusal.message)
         }
+        _ => next.run(request).await,
     }
 }
 
-async fn require_token(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
-    if gateway.gate().admits(request.headers()) {
-        return next.run(request).await;
+/// Every request goes on with what came of its login: each family of routes says in its own way that somebody is not let in.
+async fn identify(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
+    let peer = request.extensions().get::<Peer>().cloned().unwrap_or_default();
+    let caller = gateway.gate().auth.login(&peer, request.headers()).await;
+    let must_close = peer.is_over && request.version() < Version::HTTP_2;
+    if let Ok(caller) = &caller {
+        request.extensions_mut().insert(caller.clone());
     }
-    metrics::refused(Protocol::Rest, "unauthorized");
-    let mut response = answer::error(StatusCode::UNAUTHORIZED, "unauthorized", "send a valid token as `Authorization: Bearer …`");
-    response.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+    request.extensions_mut().insert(Login { caller, peer });
+    let mut response = next.run(request).await;
+    if must_close && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        // Others are to be told too.
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     response
+}
+
+/// The answer of HTTP to somebody who is not let in.
+fn not_let_in(protocol: Protocol, goodbye: Goodbye) -> Response {
+    let ending = goodbye.ending();
+    metrics::refused(protocol, ending.code);
+    let status = StatusCode::from_u16(ending.http).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    if goodbye == Goodbye::Unauthorized {
+        let mut response = answer::error(status, ending.code, "send a valid token as `Authorization: Bearer …`");
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        return response;
+    }
+    let mut response = answer::error(status, ending.code, ending.close_reason);
+    if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
+    }
+    response
+}
+
+/// Somebody who was let in, with or without the right that a route asks for.
+struct Asker(Caller);
+
+impl<S: Send + Sync> FromRequestParts<S> for Asker {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Response> {
+        Login::of(&parts.extensions).caller.map(Self).map_err(|goodbye| not_let_in(Protocol::Rest, goodbye))
+    }
+}
+
+impl Asker {
+    /// The caller, if it has the right.
+    fn with(self, right: Right) -> Result<Caller, Lacking> {
+        if self.0.has(right) { Ok(self.0) } else { Err(Lacking(right)) }
+    }
+}
+
+/// A right that a credential has not.
+struct Lacking(Right);
+
+impl Lacking {
+    fn answer(self) -> Response {
+        metrics::refused(Protocol::Rest, "forbidden");
+        let what = format!("this credential has not the right `{}`", self.0.word());
+        answer::error(StatusCode::FORBIDDEN, "forbidden", &what)
+    }
+}
+
+async fn require_watch(asker: Asker, request: Request, next: Next) -> Response {
+    require(Right::Watch, asker, request, next).await
+}
+
+async fn require_ingest(asker: Asker, request: Request, next: Next) -> Response {
+    require(Right::Ingest, asker, request, next).await
+}
+
+async fn require(right: Right, asker: Asker, request: Request, next: Next) -> Response {
+    match asker.with(right) {
+        Ok(_) => next.run(request).await,
+        Err(lacking) => lacking.answer(),
+    }
 }
 
 #[cfg(test)]
@@ -288,7 +409,8 @@ mod tests {
         let hubs = Hubs::new(log.clone(), settings.fanout.clone(), &settings.stream);
         let (_stop, stopped) = tokio::sync::watch::channel(false);
         let controls = Controls::new(Vec::new(), settings.find.clone());
-        let gateway = Gateway::new(log, hubs, controls, Arc::new(settings), Drain::new(stopped, Duration::ZERO));
+        let gateway =
+            Gateway::new(log, hubs, controls, Arc::new(settings), Drain::new(stopped, Duration::ZERO)).expect("good settings");
         let service = gateway.service(Router::new());
 
         let places = gateway.0.making.acquire_many(ANSWERS_MAX as u32).await.expect("open");

@@ -28,7 +28,7 @@ use std::{
 };
 
 use runcast_config::{BATCH_COPIES, Ingest as IngestSettings};
-use runcast_translators::event::RunId;
+use runcast_translators::event::{RunId, RunInfo};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use self::owner::Owner;
@@ -56,6 +56,10 @@ pub enum Refused {
     Closing,
     #[error("there is no such run")]
     Unknown,
+    #[error("this credential is not good for this run")]
+    Forbidden,
+    #[error("the credential has expired: ask for the next line with a new one and go on there")]
+    Expired,
     #[error("too many runs are being written: try again later")]
     Full,
     #[error("too much is being sent in: ask for the next line and go on there")]
@@ -87,6 +91,7 @@ pub struct LineBatch {
 enum Command {
     Attach {
         session: String,
+        customer: Option<String>,
         hold: Hold,
         reply: oneshot::Sender<Result<Progress, Refused>>,
     },
@@ -171,9 +176,20 @@ impl Ingest {
 
     /// Begins to feed a run; it is made with its first event. An older connection of the session is cut off.
     pub async fn attach(&self, run: &RunId, session: &str) -> Result<Feed, Refused> {
+        self.attach_for(run, session, None).await
+    }
+
+    /// The same, and says whose the run is if it is new.
+    pub async fn attach_for(&self, run: &RunId, session: &str, customer: Option<String>) -> Result<Feed, Refused> {
         let hold = Hold::default();
-        let progress = self.ask(run, |reply| Command::Attach { session: session.into(), hold: hold.clone(), reply }).await?;
+        let attach = |reply| Command::Attach { session: session.into(), customer: customer.clone(), hold: hold.clone(), reply };
+        let progress = self.ask(run, attach).await?;
         Ok(Feed { ingest: self.clone(), run: run.clone(), hold, progress })
+    }
+
+    /// What the log knows of a run.
+    pub async fn info(&self, run: &RunId) -> Result<Option<Arc<RunInfo>>, Refused> {
+        self.0.log.info(run).await.map_err(|error| Refused::Log(error.0))
     }
 
     /// How far a run's session has come.

@@ -2,6 +2,7 @@
 //!
 //! Data goes one way: [`upstream`] → [`ingest`] → [`log`] → [`fanout`] → [`downstream`]. Only [`app`] knows everybody.
 
+pub mod access;
 pub mod answer;
 pub mod app;
 pub mod budget;

@@ -2,13 +2,20 @@
 //!
 //! Everything right of it (fan-out, clients) sees a durable event only after the log has it.
 
+mod claims;
 mod embedded;
 mod index;
 mod nats;
+#[cfg(test)]
+mod nowhere;
+mod scope;
 mod tails;
 
 pub use embedded::Embedded;
 pub use nats::{Nats, OpenError as NatsOpenError};
+#[cfg(test)]
+pub use nowhere::Nowhere;
+pub use scope::RunScope;
 
 use std::{
     sync::{
@@ -166,6 +173,8 @@ pub struct OpenText {
 pub struct RunFilter {
     pub status: Option<RunStatus>,
     pub agent: Option<String>,
+    /// Only runs that these cover; `None`: all.
+    pub scope: Option<RunScope>,
     /// Only runs made before the one that this page ended with.
     pub before: Option<(Millis, u64)>,
     pub limit: usize,
@@ -222,6 +231,10 @@ pub trait Log: Send + Sync + 'static {
     async fn own(&self, _run: &RunId) -> Result<bool, ReadError> {
         Ok(true)
     }
+
+    /// Claims a name; true for the first who does, among all processes that share the log. `made` and `until`: when it came
+    /// into the world, and how long it is remembered at least.
+    async fn claim(&self, name: &str, made: Millis, until: Millis) -> Result<bool, ReadError>;
 
     /// Removes settled runs beyond the configured limits; gives how many went. A run's age is measured by the clock that
     /// does not jump; `now` is its present.

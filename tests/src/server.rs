@@ -104,7 +104,9 @@ impl Server {
         command.args(["serve", "--listen", listen, "--admin-listen", admin, "--data"]).arg(data).args(&options.args);
         if options.with_token || !options.toml.is_empty() {
             let config = data.with_extension("toml");
-            let token = format!("[[auth.tokens]]\nname = \"tests\"\ntoken = \"{TOKEN}\"\n");
+            let token = format!(
+                "[[auth.tokens]]\nname = \"tests\"\ntoken = \"{TOKEN}\"\nrights = [\"watch\", \"ingest\", \"control\"]\n"
+            );
             let token = if options.with_token { token } else { String::new() };
             std::fs::write(&config, format!("{}\n{token}", options.toml)).expect("written");
             command.arg("--config").arg(config);

@@ -462,6 +462,31 @@ fn a_table_of_values_is_the_same_table_as_toml() {
 }
 
 #[test]
+fn whoever_stands_before_an_encrypted_port_is_told_so() {
+    let values = |config: Value| {
+        json!({
+            "config": config,
+            "ingress": {"enabled": true, "hosts": ["runs.example.com"], "grpcHosts": ["grpc.runs.example.com"]},
+        })
+    };
+    let tls = json!({"server": {"tls": {"certificate_file": "/run/secrets/a/tls.crt", "key_file": "/run/secrets/a/tls.key"}}});
+    let Some(all) = render_all(&[values(json!({})), values(tls)]) else { return };
+    for (rendered, ports, backends) in [
+        (&all[0], ["http", "kubernetes.io/h2c"], [Value::Null, json!("GRPC")]),
+        (&all[1], ["https", "https"], [json!("HTTPS"), json!("GRPCS")]),
+    ] {
+        let service = rendered.of_kind("Service").find(|service| service["spec"]["clusterIP"] != "None").expect("a service");
+        let told: Vec<&Value> =
+            service["spec"]["ports"].as_array().expect("ports").iter().map(|port| &port["appProtocol"]).collect();
+        assert_eq!(told, ports);
+        let annotated = rendered
+            .of_kind("Ingress")
+            .map(|ingress| &ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/backend-protocol"]);
+        assert_eq!(annotated.collect::<Vec<_>>(), backends.iter().collect::<Vec<_>>());
+    }
+}
+
+#[test]
 fn pods_change_with_their_configuration_and_not_with_the_token() {
     let values = [json!({}), json!({}), json!({"config": {"stream": {"retry_ms": 1}}})];
     let Some(all) = render_all(&values) else { return };

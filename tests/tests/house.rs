@@ -60,20 +60,21 @@ fn rust(files: &[File]) -> impl Iterator<Item = &File> {
 
 /// Rooms of the gateway, and the rooms that each may name beside itself and those that all may name: those that stand before it
 /// on the way of an event, which for a call is the one it hands on to or reads from.
-const MAY_NAME: [(&str, &[&str]); 9] = [
+const MAY_NAME: [(&str, &[&str]); 10] = [
     ("upstream", &["ingest"]),
     ("ingest", &["log"]),
     ("log", &[]),
     ("fanout", &["log"]),
     ("downstream", &["fanout", "log"]),
     ("ops", &["log"]),
+    ("access", &["log"]),
     ("answer", &["log"]),
     ("control", &[]),
     ("budget", &[]),
 ];
 /// They join the rooms, so they may name all of them.
 const JOINERS: [&str; 6] = ["app", "bin", "cli", "demo", "lib", "main"];
-const NEUTRAL: [&str; 4] = ["ops", "answer", "control", "budget"];
+const NEUTRAL: [&str; 5] = ["access", "ops", "answer", "control", "budget"];
 
 fn arrows_that_point_back(files: &[File]) -> Vec<String> {
     let mut found = Vec::new();

@@ -70,7 +70,7 @@ fn described() -> BTreeMap<String, &'static str> {
 
 /// What a query names that is not there.
 fn unknown_names(query: &str, known: &BTreeMap<String, &'static str>) -> Vec<String> {
-    const LABELS: [&str; 9] = ["protocol", "reason", "from", "kind", "status", "result", "upstream", "instance", "le"];
+    const LABELS: [&str; 10] = ["protocol", "reason", "from", "kind", "status", "result", "upstream", "limit", "instance", "le"];
     let is_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
     let mut unknown = Vec::new();
     for name in query.split(|letter| !is_word(letter)).filter(|word| word.starts_with("runcast_")) {

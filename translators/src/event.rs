@@ -8,6 +8,7 @@ mod status;
 
 pub use outcome::Outcome;
 pub use record::{RecordError, decode_record, encode_record};
+pub(crate) use run::customer_of;
 pub use run::{NewRun, RunInfo};
 pub use run_id::{RunId, RunIdError};
 pub use status::RunStatus;

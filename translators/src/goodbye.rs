@@ -28,6 +28,10 @@ pub enum Goodbye {
     OverCapacity,
     Unauthorized,
     Forbidden,
+    /// From where it comes too many credentials were wrong.
+    TooManyFailures,
+    /// Whether the credential is good cannot be known now.
+    AuthUnavailable,
     UnknownRun,
     /// The log has no such run, and an upstream that may have it cannot be asked.
     UpstreamLost,
@@ -163,7 +167,7 @@ impl RpcCode {
 }
 
 impl Goodbye {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Settled,
         Self::Draining,
         Self::StreamingUnavailable,
@@ -174,6 +178,8 @@ impl Goodbye {
         Self::OverCapacity,
         Self::Unauthorized,
         Self::Forbidden,
+        Self::TooManyFailures,
+        Self::AuthUnavailable,
         Self::UnknownRun,
         Self::UpstreamLost,
         Self::SlowReader,
@@ -245,6 +251,24 @@ impl Goodbye {
                 Never,
             ),
             Self::Forbidden => row(4403, "not allowed for this run", "forbidden", 403, R::PermissionDenied, "forbidden", Never),
+            Self::TooManyFailures => row(
+                1013,
+                "too many wrong credentials came from your address: try again later",
+                "too_many_failures",
+                429,
+                R::ResourceExhausted,
+                "too_many_failures",
+                WithBackoff,
+            ),
+            Self::AuthUnavailable => row(
+                1013,
+                "credentials cannot be checked now: try again later",
+                "auth_unavailable",
+                503,
+                R::Unavailable,
+                "auth_unavailable",
+                WithBackoff,
+            ),
             Self::UnknownRun => row(4404, "no such run", "unknown_node", 404, R::NotFound, "unknown_run", Never),
             Self::UpstreamLost => row(
                 1013,

@@ -44,6 +44,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end }}
 
+{{- /* Whether the port for clients is encrypted by runcast itself: "yes", or nothing. */ -}}
+{{- define "runcast.isEncrypted" -}}
+{{- if or (dig "server" "tls" "certificate_file" "" .Values.config) .Values.service.encrypted -}}yes{{- end -}}
+{{- end }}
+
 {{- /* The file runcast.toml. */ -}}
 {{- define "runcast.toml" -}}
 {{- if .Values.configText -}}

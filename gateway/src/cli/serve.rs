@@ -53,9 +53,16 @@ impl Serve {
             if self.demo {
                 demo::begin(&app);
             }
-            tokio::select! {
-                _ = signals.0.recv() => {}
-                _ = signals.1.recv() => {}
+            let mut hangups = signal(SignalKind::hangup())?;
+            loop {
+                tokio::select! {
+                    _ = signals.0.recv() => break,
+                    _ = signals.1.recv() => break,
+                    _ = hangups.recv() => match self.config.load() {
+                        Ok(settings) => app.reload(&settings),
+                        Err(error) => tracing::error!(%error, "the configuration cannot be read again: all stays as it was"),
+                    },
+                }
             }
             tracing::info!("stopping: streams are told to come back; a second signal stops at once");
             tokio::select! {

@@ -1,13 +1,20 @@
-//! Who may come in: the one place that looks at tokens, Host and Origin.
+//! Who may come in: credentials, Host and Origin, and how many.
+
+use std::sync::Arc;
 
 use axum::http::{HeaderMap, Uri, header};
-use runcast_config::{Secret, Settings};
-use subtle::ConstantTimeEq as _;
+use runcast_config::Settings;
+
+use super::{
+    auth::{Auth, AuthError},
+    limits::Limits,
+};
+use crate::log::Log;
 
 /// See the module.
-#[derive(Debug)]
 pub struct Gate {
-    tokens: Vec<Secret>,
+    pub auth: Auth,
+    pub limits: Limits,
     insecure: bool,
     allowed_origins: Vec<String>,
 }
@@ -21,34 +28,19 @@ pub struct Refusal {
 
 const FOREIGN_HOST: Refusal = Refusal {
     code: "foreign_host",
-    message: "without a token only loopback names are served: configure auth.tokens, or use http://127.0.0.1",
+    message: "without a token only loopback names are served: configure auth.tokens or auth.jwt, or use http://127.0.0.1",
 };
 const FOREIGN_ORIGIN: Refusal =
     Refusal { code: "foreign_origin", message: "this web page's origin is not allowed: add it to server.allowed_origins" };
 
 impl Gate {
-    pub fn new(settings: &Settings) -> Self {
-        Self {
-            tokens: settings.auth.tokens.iter().filter_map(|token| token.token.clone()).collect(),
+    pub fn new(settings: &Settings, log: Arc<dyn Log>) -> Result<Self, AuthError> {
+        Ok(Self {
+            auth: Auth::new(settings, log)?,
+            limits: Limits::new(&settings.server),
             insecure: settings.server.insecure,
             allowed_origins: settings.server.allowed_origins.clone(),
-        }
-    }
-
-    /// Whether the bearer token is one of ours; without any configured, everybody who reaches us may.
-    pub fn admits(&self, headers: &HeaderMap) -> bool {
-        if self.tokens.is_empty() {
-            return true;
-        }
-        let sent = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let Some(sent) = sent.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-        else {
-            return false;
-        };
-        // All are compared, each in constant time.
-        self.tokens
-            .iter()
-            .fold(false, |found, token| found | bool::from(token.expose().as_bytes().ct_eq(sent.1.trim().as_bytes())))
+        })
     }
 
     pub fn check_origin(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
@@ -57,7 +49,7 @@ impl Gate {
         }
         let host = uri.authority().map(|authority| authority.as_str());
         let host = host.or_else(|| headers.get(header::HOST).and_then(|value| value.to_str().ok())).unwrap_or_default();
-        if self.tokens.is_empty() && !is_loopback(host) {
+        if !self.auth.is_on() && !is_loopback(host) {
             return Err(FOREIGN_HOST);
         }
         let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
@@ -83,16 +75,17 @@ fn is_loopback(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use runcast_config::Token;
+    use runcast_config::{Secret, Token};
 
     use super::*;
+    use crate::log::Nowhere;
 
     fn gate(tokens: &[&str], change: impl Fn(&mut Settings)) -> Gate {
         let mut settings = Settings::default();
         settings.auth.tokens =
-            tokens.iter().map(|token| Token { name: "t".into(), token: Some(Secret::new(*token)), token_file: None }).collect();
+            tokens.iter().map(|token| Token { token: Some(Secret::new(*token)), ..Token::default() }).collect();
         change(&mut settings);
-        Gate::new(&settings)
+        Gate::new(&settings, Arc::new(Nowhere)).expect("good settings")
     }
 
     fn headers(list: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -121,17 +114,5 @@ mod tests {
         for bad in ["https://evil.example", "null", "http://api.example", "https://dash.example.evil"] {
             assert_eq!(check(bad), Err(FOREIGN_ORIGIN), "{bad}");
         }
-    }
-
-    #[test]
-    fn a_token_is_asked_for_when_there_is_one() {
-        let gate = gate(&["0123456789abcdef", "fedcba9876543210"], |_| {});
-        for good in ["Bearer 0123456789abcdef", "bearer fedcba9876543210"] {
-            assert!(gate.admits(&headers(&[("authorization", good)])), "{good}");
-        }
-        for bad in ["Bearer 0123456789abcde", "Basic 0123456789abcdef", "0123456789abcdef", "Bearer "] {
-            assert!(!gate.admits(&headers(&[("authorization", bad)])), "{bad}");
-        }
-        assert!(!gate.admits(&HeaderMap::new()));
     }
 }

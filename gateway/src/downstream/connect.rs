@@ -14,6 +14,7 @@ use runcast_translators::{bridge::Message, goodbye::RpcCode};
 
 use super::{
     Gateway,
+    auth::Login,
     grpc::base64,
     held::Slot,
     rpc::{Calls, RpcError},
@@ -117,12 +118,12 @@ fn slot(context: &RequestContext) -> Result<Slot, ConnectError> {
 
 impl SdkAgentService for Service {
     async fn get_run(&self, context: RequestContext, request: ServiceRequest<'_, GetRunRequest>) -> ServiceResult<Encoded> {
-        answer(self.0.get_run(context.headers(), request.run_id).await)
+        answer(self.0.get_run(&Login::of(context.extensions()), request.run_id).await)
     }
 
     async fn list_runs(&self, context: RequestContext, request: ServiceRequest<'_, ListRunsRequest>) -> ServiceResult<Encoded> {
         let (limit, cursor) = request.options.as_option().map_or((0, ""), |options| (options.limit, options.cursor));
-        answer(self.0.list_runs(context.headers(), request.agent_id, limit, cursor).await)
+        answer(self.0.list_runs(&Login::of(context.extensions()), request.agent_id, limit, cursor).await)
     }
 
     async fn observe_run(
@@ -130,7 +131,8 @@ impl SdkAgentService for Service {
         context: RequestContext,
         request: ServiceRequest<'_, ObserveRunRequest>,
     ) -> ServiceResult<ServiceStream<Encoded>> {
-        let observation = self.0.observe(context.headers(), request.run_id, request.after_offset, slot(&context)?).await?;
+        let observation =
+            self.0.observe(&Login::of(context.extensions()), request.run_id, request.after_offset, slot(&context)?).await?;
         let messages =
             stream::unfold(observation, |mut observation| async move { Some((observation.next().await?, observation)) });
         Response::stream_ok(messages.map(|item| item.map(Encoded).map_err(ConnectError::from)))
@@ -141,7 +143,7 @@ impl SdkAgentService for Service {
         context: RequestContext,
         request: ServiceRequest<'_, WaitLiveRunRequest>,
     ) -> ServiceResult<Encoded> {
-        answer(self.0.wait(context.headers(), request.run_id).await)
+        answer(self.0.wait(&Login::of(context.extensions()), request.run_id).await)
     }
 
     async fn get_run_conversation(
@@ -149,10 +151,10 @@ impl SdkAgentService for Service {
         context: RequestContext,
         request: ServiceRequest<'_, GetRunConversationRequest>,
     ) -> ServiceResult<Encoded> {
-        answer(self.0.conversation(context.headers(), request.run_id, slot(&context)?).await)
+        answer(self.0.conversation(&Login::of(context.extensions()), request.run_id, slot(&context)?).await)
     }
 
     async fn cancel_run(&self, context: RequestContext, request: ServiceRequest<'_, CancelRunRequest>) -> ServiceResult<Encoded> {
-        answer(self.0.cancel(context.headers(), request.run_id, request.agent_id.unwrap_or_default()).await)
+        answer(self.0.cancel(&Login::of(context.extensions()), request.run_id, request.agent_id.unwrap_or_default()).await)
     }
 }

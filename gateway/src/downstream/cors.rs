@@ -22,6 +22,8 @@ pub(super) async fn allow(State(gateway): State<Gateway>, request: Request, next
     let mut response = if preflight { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    // For the cookie of an EventSource; with it no origin may be allowed by a star.
+    headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
     headers.append(header::VARY, HeaderValue::from_static("origin"));
     if preflight {
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));

@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 
-use axum::{Router, http::HeaderMap};
+use axum::Router;
 use base64::Engine as _;
 use bytes::{Buf, BufMut, Bytes};
 use futures_util::{Stream, stream};
@@ -15,6 +15,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::{
     Gateway,
+    auth::Login,
     held::Slot,
     rpc::{Calls, Observation, RpcError},
 };
@@ -110,10 +111,6 @@ fn google_status(code: i32, message: &str, details: &[Detail]) -> Bytes {
     out.into()
 }
 
-fn headers<T>(request: &Request<T>) -> HeaderMap {
-    request.metadata().clone().into_headers()
-}
-
 /// Where the answer is held.
 fn slot<T>(request: &Request<T>) -> Result<Slot, Status> {
     request.extensions().get::<Slot>().cloned().ok_or_else(|| Status::internal("the request has no slot"))
@@ -137,36 +134,40 @@ impl SdkAgentService for Service {
     type ObserveRunStream = Observed;
 
     async fn get_run(&self, request: Request<proto::GetRunRequest>) -> Result<Response<Encoded>, Status> {
-        answer(self.0.get_run(&headers(&request), &request.get_ref().run_id).await)
+        answer(self.0.get_run(&Login::of(request.extensions()), &request.get_ref().run_id).await)
     }
 
     async fn list_runs(&self, request: Request<proto::ListRunsRequest>) -> Result<Response<Encoded>, Status> {
         let asked = request.get_ref();
         let options = asked.options.clone().unwrap_or_default();
-        answer(self.0.list_runs(&headers(&request), &asked.agent_id, options.limit, &options.cursor).await)
+        answer(self.0.list_runs(&Login::of(request.extensions()), &asked.agent_id, options.limit, &options.cursor).await)
     }
 
     async fn observe_run(&self, request: Request<proto::ObserveRunRequest>) -> Result<Response<Self::ObserveRunStream>, Status> {
         let asked = request.get_ref();
-        let observation =
-            self.0.observe(&headers(&request), &asked.run_id, asked.after_offset.as_deref(), slot(&request)?).await?;
+        let observation = self
+            .0
+            .observe(&Login::of(request.extensions()), &asked.run_id, asked.after_offset.as_deref(), slot(&request)?)
+            .await?;
         Ok(Response::new(observed(observation)))
     }
 
     async fn wait_live_run(&self, request: Request<proto::WaitLiveRunRequest>) -> Result<Response<Encoded>, Status> {
-        answer(self.0.wait(&headers(&request), &request.get_ref().run_id).await)
+        answer(self.0.wait(&Login::of(request.extensions()), &request.get_ref().run_id).await)
     }
 
     async fn get_run_conversation(
         &self,
         request: Request<proto::GetRunConversationRequest>,
     ) -> Result<Response<Encoded>, Status> {
-        answer(self.0.conversation(&headers(&request), &request.get_ref().run_id, slot(&request)?).await)
+        answer(self.0.conversation(&Login::of(request.extensions()), &request.get_ref().run_id, slot(&request)?).await)
     }
 
     async fn cancel_run(&self, request: Request<proto::CancelRunRequest>) -> Result<Response<Encoded>, Status> {
         let asked = request.get_ref();
-        answer(self.0.cancel(&headers(&request), &asked.run_id, asked.agent_id.as_deref().unwrap_or_default()).await)
+        answer(
+            self.0.cancel(&Login::of(request.extensions()), &asked.run_id, asked.agent_id.as_deref().unwrap_or_default()).await,
+        )
     }
 }
 

@@ -5,6 +5,7 @@ use std::{
     convert::Infallible,
     future::poll_fn,
     io,
+    net::IpAddr,
     pin::Pin,
     sync::Arc,
     task::{Poll, ready},
@@ -27,17 +28,17 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use runcast_config::Settings;
+use runcast_config::{SPARE_CONNECTIONS, Settings};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpStream, UnixStream},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     task::JoinHandle,
     time::timeout,
 };
 use tower::ServiceExt as _;
 
-use super::{handover::Handover, raw::RawSocket};
+use super::{handover::Handover, raw::RawSocket, stream::Stream, tls::Tls, unix::UnixDoor};
 use crate::{answer, budget::Budget, ops::metrics};
 
 /// Between two accepts when the process has no file left.
@@ -51,6 +52,38 @@ const HTTP2_SEND_BYTES: usize = 32 << 10;
 /// With what a client begins that speaks HTTP/2 without having asked.
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
+/// Where clients come from.
+pub struct Doors {
+    pub tcp: TcpListener,
+    /// How what comes by TCP is encrypted.
+    pub tls: Option<Arc<Tls>>,
+    pub unix: Option<UnixDoor>,
+}
+
+/// Who is on the other side of a connection; each of its requests has it as an extension.
+#[derive(Clone, Debug, Default)]
+pub struct Peer {
+    pub address: Option<IpAddr>,
+    /// It came by the unix socket, whose file lets in only who may come.
+    pub is_unix: bool,
+    pub is_tls: bool,
+    /// There are too many connections: it is only told so.
+    pub is_over: bool,
+}
+
+/// A connection before its first byte.
+enum Accepted {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// Places for connections, and some more for telling those who find none.
+#[derive(Clone)]
+struct Places {
+    all: Arc<Semaphore>,
+    spare: Arc<Semaphore>,
+}
+
 /// What every connection needs.
 struct Front {
     routes: Router,
@@ -58,59 +91,80 @@ struct Front {
     http2: http2::Builder<TokioExecutor>,
     header_timeout: Duration,
     /// Requests of one HTTP/2 connection beyond the first take one each, as connections do.
-    places: Arc<Semaphore>,
+    places: Places,
+    tls: Option<Arc<Tls>>,
+    budget: Budget,
+    stall: Duration,
     stop: watch::Receiver<bool>,
 }
 
 /// Serves until `stop` is true; then waits for the connections to end, at most `server.shutdown_ms`.
-pub async fn serve(
-    listener: TcpListener,
-    routes: Router,
-    settings: Arc<Settings>,
-    budget: Budget,
-    mut stop: watch::Receiver<bool>,
-) {
+pub async fn serve(doors: Doors, routes: Router, settings: Arc<Settings>, budget: Budget, mut stop: watch::Receiver<bool>) {
     let server = &settings.server;
     let places_max = server.connections_max.min(Semaphore::MAX_PERMITS).min(u32::MAX as usize);
-    let places = Arc::new(Semaphore::new(places_max));
-    let front = Arc::new(Front::new(routes, &settings, places.clone(), stop.clone()));
-    let stall = Duration::from_millis(settings.stream.write_stall_ms);
+    let places = Places { all: Arc::new(Semaphore::new(places_max)), spare: Arc::new(Semaphore::new(SPARE_CONNECTIONS)) };
+    let Doors { tcp, tls, unix } = doors;
+    let front = Arc::new(Front::new(routes, &settings, places.clone(), tls, budget, stop.clone()));
     loop {
+        let by_unix = async {
+            match &unix {
+                Some(door) => door.listener.accept().await.map(|(stream, _)| Accepted::Unix(stream)),
+                None => std::future::pending().await,
+            }
+        };
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = tcp.accept() => accepted.map(|(stream, _)| Accepted::Tcp(stream)),
+            accepted = by_unix => accepted,
             () = crate::stopped(&mut stop) => break,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let accepted = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        let Ok(place) = places.clone().try_acquire_owned() else {
+        let Some((place, is_over)) = places.take() else {
             metrics::connection_refused();
-            tokio::spawn(refuse(stream));
+            tokio::spawn(refuse(accepted));
             continue;
         };
-        let _ = stream.set_nodelay(true);
-        let (front, budget) = (front.clone(), budget.clone());
-        tokio::spawn(async move { front.connection(RawSocket::new(stream, place, budget, stall)).await });
+        let front = front.clone();
+        tokio::spawn(async move { front.accepted(accepted, place, is_over).await });
     }
-    drop(listener);
+    drop((tcp, unix));
     // Each connection has given back its place when it has ended.
-    let all = places.acquire_many(places_max as u32);
+    let all = places.all.acquire_many(places_max as u32);
     if timeout(Duration::from_millis(server.shutdown_ms), all).await.is_err() {
         tracing::warn!("some connections did not end in time and were cut");
     }
 }
 
-async fn refuse(mut stream: TcpStream) {
-    let _ = timeout(Duration::from_secs(1), stream.write_all(FULL)).await;
+impl Places {
+    /// A place, and whether it is only for telling that there is none.
+    fn take(&self) -> Option<(OwnedSemaphorePermit, bool)> {
+        let place = self.all.clone().try_acquire_owned().map(|place| (place, false));
+        place.or_else(|_| self.spare.clone().try_acquire_owned().map(|place| (place, true))).ok()
+    }
+}
+
+async fn refuse(accepted: Accepted) {
+    let _ = match accepted {
+        Accepted::Tcp(mut stream) => timeout(Duration::from_secs(1), stream.write_all(FULL)).await,
+        Accepted::Unix(mut stream) => timeout(Duration::from_secs(1), stream.write_all(FULL)).await,
+    };
 }
 
 impl Front {
-    fn new(routes: Router, settings: &Settings, places: Arc<Semaphore>, stop: watch::Receiver<bool>) -> Self {
+    fn new(
+        routes: Router,
+        settings: &Settings,
+        places: Places,
+        tls: Option<Arc<Tls>>,
+        budget: Budget,
+        stop: watch::Receiver<bool>,
+    ) -> Self {
         let server = &settings.server;
         let header_timeout = Duration::from_millis(server.header_timeout_ms);
         let mut http1 = http1::Builder::new();
@@ -126,18 +180,50 @@ impl Front {
             // A peer that is gone, or never says what it wants, is noticed by its silence.
             .keep_alive_interval(header_timeout)
             .keep_alive_timeout(header_timeout);
-        Self { routes, http1, http2, header_timeout, places, stop }
+        let stall = Duration::from_millis(settings.stream.write_stall_ms);
+        Self { routes, http1, http2, header_timeout, places, tls, budget, stall, stop }
     }
 
-    async fn connection(self: Arc<Self>, mut socket: RawSocket) {
+    async fn accepted(self: Arc<Self>, accepted: Accepted, place: OwnedSemaphorePermit, is_over: bool) {
+        let is_unix = matches!(accepted, Accepted::Unix(_));
+        let stream = match accepted {
+            Accepted::Unix(stream) => Stream::Unix(stream),
+            Accepted::Tcp(stream) => {
+                let _ = stream.set_nodelay(true);
+                let Some(tls) = &self.tls else {
+                    return self.met(Stream::Tcp(stream), place, Peer { is_over, ..Peer::default() }).await;
+                };
+                let mut stop = self.stop.clone();
+                let shaken = tokio::select! {
+                    shaken = timeout(self.header_timeout, tls.accept(stream)) => shaken,
+                    () = crate::stopped(&mut stop) => return,
+                };
+                match shaken {
+                    Ok(Ok(stream)) => Stream::Tls(Box::new(stream)),
+                    Ok(Err(error)) => return tracing::debug!(%error, "a client could not agree with us on TLS"),
+                    Err(_) => return tracing::debug!("a client did not end its TLS handshake"),
+                }
+            }
+        };
+        let is_tls = matches!(stream, Stream::Tls(_));
+        self.met(stream, place, Peer { is_unix, is_tls, is_over, ..Peer::default() }).await;
+    }
+
+    async fn met(self: Arc<Self>, stream: Stream, place: OwnedSemaphorePermit, peer: Peer) {
+        let peer = Peer { address: stream.address(), ..peer };
+        let socket = RawSocket::new(stream, place, self.budget.clone(), self.stall);
+        self.connection(socket, peer).await;
+    }
+
+    async fn connection(self: Arc<Self>, mut socket: RawSocket, peer: Peer) {
         let mut stop = self.stop.clone();
         let is_http2 = tokio::select! {
             first = timeout(self.header_timeout, is_http2(&mut socket)) => first,
             () = crate::stopped(&mut stop) => return,
         };
         let result = match is_http2 {
-            Ok(Ok(true)) => self.http2(socket).await.map_err(|error| error.to_string()),
-            Ok(Ok(false)) => self.http1(socket).await.map_err(|error| error.to_string()),
+            Ok(Ok(true)) => self.http2(socket, peer).await.map_err(|error| error.to_string()),
+            Ok(Ok(false)) => self.http1(socket, peer).await.map_err(|error| error.to_string()),
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err("it said nothing".into()),
         };
@@ -146,18 +232,20 @@ impl Front {
         }
     }
 
-    async fn http2(&self, socket: RawSocket) -> hyper::Result<()> {
+    async fn http2(&self, socket: RawSocket, peer: Peer) -> hyper::Result<()> {
         let (routes, places) = (self.routes.clone(), self.places.clone());
         // The connection's own place is for one of its requests.
         let own = Arc::new(Semaphore::new(1));
-        let service = tower::service_fn(move |request: hyper::Request<Incoming>| {
-            let routes = routes.clone();
-            let place = own.clone().try_acquire_owned().or_else(|_| places.clone().try_acquire_owned());
+        let service = tower::service_fn(move |mut request: hyper::Request<Incoming>| {
+            let (routes, mut peer) = (routes.clone(), peer.clone());
+            let place = own.clone().try_acquire_owned().map(|place| (place, false)).ok().or_else(|| places.take());
             async move {
-                let Ok(place) = place else {
+                let Some((place, is_over)) = place else {
                     metrics::connection_refused();
                     return Ok(full());
                 };
+                peer.is_over |= is_over;
+                request.extensions_mut().insert(peer);
                 let response = routes.oneshot(request.map(axum::body::Body::new) as Request).await;
                 response.map(|response| response.map(|body| axum::body::Body::new(Placed { body, _place: place })))
             }
@@ -173,10 +261,11 @@ impl Front {
         connection.await
     }
 
-    async fn http1(&self, socket: RawSocket) -> hyper::Result<()> {
+    async fn http1(&self, socket: RawSocket, peer: Peer) -> hyper::Result<()> {
         let handover = Handover::default();
         let (routes, offered) = (self.routes.clone(), handover.clone());
         let service = tower::service_fn(move |mut request: hyper::Request<Incoming>| {
+            request.extensions_mut().insert(peer.clone());
             // HTTP/1.0 knows no chunks: a stream's body goes through hyper there.
             if request.version() == Version::HTTP_11 {
                 request.extensions_mut().insert(offered.clone());

@@ -4,16 +4,18 @@ use axum::{
     Extension, Router,
     body::Bytes,
     extract::{DefaultBodyLimit, State, rejection::BytesRejection},
-    http::{HeaderMap, StatusCode},
+    http::StatusCode,
     middleware::map_request,
     response::Response,
     routing::post,
 };
 
 use super::{
-    Gateway, NoRun,
+    Asker, Gateway, NoRun,
     held::{self, Slot},
 };
+use runcast_config::Right;
+
 use crate::{
     answer::{self, RunPath},
     control::nodes::Answer,
@@ -32,12 +34,14 @@ pub(super) fn routes(gateway: &Gateway) -> Router {
 
 async fn create(
     State(gateway): State<Gateway>,
+    asker: Asker,
     Extension(slot): Extension<Slot>,
-    headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    if !may_control(&gateway, &headers) {
-        return refuse(StatusCode::FORBIDDEN, "forbidden", "this token may not make nodes");
+    match asker.with(Right::Control) {
+        Ok(caller) if caller.has_all_runs() => {}
+        Ok(_) => return refuse(StatusCode::FORBIDDEN, "forbidden", "only a credential that is good for all runs may make nodes"),
+        Err(lacking) => return lacking.answer(),
     }
     match body {
         Ok(body) => match slot.refuse(body.len()) {
@@ -50,14 +54,15 @@ async fn create(
 
 async fn revive(
     State(gateway): State<Gateway>,
+    asker: Asker,
     RunPath(run): RunPath,
     Extension(slot): Extension<Slot>,
-    headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    if !may_control(&gateway, &headers) {
-        return refuse(StatusCode::FORBIDDEN, "forbidden", "this token may not revive nodes");
-    }
+    let caller = match asker.with(Right::Control) {
+        Ok(caller) => caller,
+        Err(lacking) => return lacking.answer(),
+    };
     let body = match body {
         Ok(body) => body,
         Err(rejection) => return refuse(rejection.status(), "invalid_body", &rejection.body_text()),
@@ -66,17 +71,13 @@ async fn revive(
         return refusal;
     }
     match gateway.log().info(&run).await {
+        Ok(info) if !caller.may_act_on(&run, info.as_deref()) => NoRun::Forbidden.answer(Protocol::Rest, super::sse::UNKNOWN),
         Ok(info) => {
             let session = info.as_ref().map(|info| info.origin.session.as_deref().unwrap_or_default());
             slot.hold_answer(pass(gateway.controls().nodes().revive(&run, session, body).await))
         }
         Err(error) => answer::log_failed(&error),
     }
-}
-
-/// Whether whoever asks may have daemons do something. Every token may.
-fn may_control(gateway: &Gateway, headers: &HeaderMap) -> bool {
-    gateway.gate().admits(headers)
 }
 
 /// The daemon's answer as it is.

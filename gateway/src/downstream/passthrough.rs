@@ -23,7 +23,7 @@ use runcast_translators::{
         Codec, Frame, Frames, Message, encode,
         frames::{COMPRESSED, END, frame},
     },
-    goodbye::RpcCode,
+    goodbye::{Goodbye, RpcCode},
 };
 use tonic::{
     Status,
@@ -33,11 +33,13 @@ use tonic::{
 
 use super::{
     Gateway,
+    auth::Login,
     grpc::base64,
     held::Slot,
     rpc::{Calls, Observation, RpcError},
 };
 use crate::{
+    access::Caller,
     control::{Call, Sent, sdk},
     ops::metrics::{self, Protocol},
 };
@@ -111,7 +113,12 @@ impl Calls {
         Ok(answer)
     }
 
-    async fn pass_stream(&self, call: Call, slot: &Slot) -> Result<BoxStream<'static, Result<Bytes, RpcError>>, RpcError> {
+    async fn pass_stream(
+        &self,
+        caller: &Caller,
+        call: Call,
+        slot: &Slot,
+    ) -> Result<BoxStream<'static, Result<Bytes, RpcError>>, RpcError> {
         self.hold(slot, call.body.len().saturating_mul(CALL_COPIES))?;
         let bridge = self.bridge().ok_or_else(|| RpcError::new(RpcCode::Unimplemented, "no bridge", None))?;
         let answers = bridge.open(call).await;
@@ -127,11 +134,23 @@ impl Calls {
             let item = (!std::mem::replace(has_failed, answer.is_err())).then_some(answer);
             std::future::ready(item)
         });
-        Ok(answers.boxed())
+        let Some(until) = caller.expires() else { return Ok(answers.boxed()) };
+        // The last word of a stream whose caller's credential has expired.
+        let over = stream::once(async move {
+            tokio::time::sleep_until(until.into()).await;
+            Err(RpcError::from(Goodbye::Unauthorized))
+        });
+        let answers = answers.map(Some).chain(stream::once(async { None }));
+        let both = stream::select(answers, over.map(Some)).scan(false, |is_over, item| {
+            let item = item.filter(|_| !*is_over);
+            *is_over = matches!(&item, Some(Err(_)));
+            std::future::ready(item)
+        });
+        Ok(both.boxed())
     }
 
     /// The stream of a turn: signs of life until the bridge has begun it, then the run.
-    fn turn(&self, headers: HeaderMap, call: Call, slot: Slot) -> impl Stream<Item = Result<Message, RpcError>> + Send + use<> {
+    fn turn(&self, caller: Caller, call: Call, slot: Slot) -> impl Stream<Item = Result<Message, RpcError>> + Send + use<> {
         let (calls, silence) = (self.clone(), Duration::from_millis(self.settings().stream.rpc_keepalive_ms));
         let begin = async move {
             calls.hold(&slot, call.body.len().saturating_mul(CALL_COPIES))?;
@@ -139,7 +158,9 @@ impl Calls {
             let sent: Result<Sent, _> = bridge.send(call).await;
             metrics::call_passed(sent.is_ok());
             slot.free();
-            calls.sent(&headers, sent?, slot).await
+            let sent = sent?;
+            // Whoever sends it may see it, whosever it is.
+            calls.sent(&caller.with_own(&sent.run), sent, slot).await
         };
         stream::unfold(Turn::Begins(begin.boxed()), move |turn| turn.next(silence))
     }
@@ -178,9 +199,10 @@ async fn grpc(calls: Calls, request: Request, bytes_max: usize) -> Response {
     let Some(method) = super::rpc::unserved(request.uri().path()).map(str::to_owned) else {
         return refused(RpcError::new(RpcCode::Unimplemented, "there is no such method", None));
     };
-    if let Err(error) = calls.may_pass(&method).and_then(|()| calls.admit_control(request.headers())) {
-        return refused(error);
-    }
+    let caller = match calls.may_pass(&method).and_then(|()| calls.admit_control(&Login::of(request.extensions()))) {
+        Ok(caller) => caller,
+        Err(error) => return refused(error),
+    };
     let Some(slot) = request.extensions().get::<Slot>().cloned() else {
         return refused(RpcError::new(RpcCode::Internal, "the request has no slot", None));
     };
@@ -188,17 +210,16 @@ async fn grpc(calls: Calls, request: Request, bytes_max: usize) -> Response {
         .accept_compressed(CompressionEncoding::Gzip)
         .max_decoding_message_size(bytes_max)
         .max_encoding_message_size(usize::MAX);
-    let headers = request.headers().clone();
     let call = |method: &str, body: Bytes| Call { method: method.to_owned(), codec: Codec::Proto, body };
     let response = if STREAMS.contains(&method.as_str()) {
         let service = tower::service_fn(move |request: tonic::Request<Bytes>| {
             let (calls, call) = (calls.clone(), call(&method, request.into_inner()));
-            let (headers, slot) = (headers.clone(), slot.clone());
+            let (caller, slot) = (caller.clone(), slot.clone());
             async move {
                 let messages: BoxStream<'static, Result<Bytes, Status>> = if call.method == SEND {
-                    calls.turn(headers, call, slot).map(|item| item.map(|message| message.proto).map_err(Status::from)).boxed()
+                    calls.turn(caller, call, slot).map(|item| item.map(|message| message.proto).map_err(Status::from)).boxed()
                 } else {
-                    calls.pass_stream(call, &slot).await?.map(|item| item.map_err(Status::from)).boxed()
+                    calls.pass_stream(&caller, call, &slot).await?.map(|item| item.map_err(Status::from)).boxed()
                 };
                 Ok::<_, Status>(tonic::Response::new(messages))
             }
@@ -280,16 +301,17 @@ async fn connect(calls: &Calls, method: &str, request: Request, bytes_max: usize
     };
     let read = async {
         calls.may_pass(method)?;
-        calls.admit_control(&head.headers)?;
+        let caller = calls.admit_control(&Login::of(&head.extensions))?;
         let too_large = || {
             let message = format!("the request is larger than {bytes_max} bytes, or was cut");
             RpcError::new(RpcCode::ResourceExhausted, message, None)
         };
         let body = to_bytes(body, bytes_max.saturating_add(5)).await.map_err(|_| too_large())?;
-        read_request(&head.headers, body, is_stream, bytes_max)
+        let body = read_request(&head.headers, body, is_stream, bytes_max)?;
+        Ok::<_, RpcError>((caller, body))
     };
-    let body = match read.await {
-        Ok(body) => body,
+    let (caller, body) = match read.await {
+        Ok(read) => read,
         Err(error) => {
             metrics::refused(Protocol::Connect, error.code.name());
             return answer.error(error);
@@ -297,12 +319,12 @@ async fn connect(calls: &Calls, method: &str, request: Request, bytes_max: usize
     };
     let call = Call { method: method.to_owned(), codec, body };
     if method == SEND {
-        let messages = calls.turn(head.headers, call, slot);
+        let messages = calls.turn(caller, call, slot);
         let in_codec = move |message: Message| if codec == Codec::Json { message.json } else { message.proto };
         return answer.stream(messages.map(move |item| item.map(in_codec)).boxed());
     }
     if is_stream {
-        return match calls.pass_stream(call, &slot).await {
+        return match calls.pass_stream(&caller, call, &slot).await {
             Ok(messages) => answer.stream(messages),
             Err(error) => answer.error(error),
         };

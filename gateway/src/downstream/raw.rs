@@ -12,15 +12,13 @@ use std::{
 use bytes::{Buf as _, Bytes};
 use runcast_config::FREE_BYTES;
 use runcast_translators::position::Position;
-use rustix::net::SendFlags;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
-    net::TcpStream,
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::OwnedSemaphorePermit,
     time::{Instant, Sleep, timeout},
 };
 
-use super::handover::Handover;
+use super::{handover::Handover, stream::Stream};
 use crate::{
     budget::{Asked, Budget, Held, Holder},
     fanout::{Reader, Sink},
@@ -50,7 +48,7 @@ pub struct RawSocket {
 }
 
 struct Shared {
-    stream: TcpStream,
+    stream: Stream,
     /// Held as long as the socket lives.
     _place: OwnedSemaphorePermit,
 }
@@ -67,14 +65,13 @@ pub enum Unwritten {
 
 impl Sink for Shared {
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        // As the standard library writes, without its detour through libc.
-        self.stream.try_io(Interest::WRITABLE, || Ok(rustix::net::send(&self.stream, bytes, SendFlags::NOSIGNAL)?))
+        self.stream.try_write(bytes)
     }
 }
 
 impl RawSocket {
     /// `budget`: for what clients hold that are slow to take it.
-    pub fn new(stream: TcpStream, place: OwnedSemaphorePermit, budget: Budget, stall: Duration) -> Self {
+    pub fn new(stream: Stream, place: OwnedSemaphorePermit, budget: Budget, stall: Duration) -> Self {
         let shared = Arc::new(Shared { stream, _place: place });
         let unread = Bytes::new();
         Self { shared, budget, held: None, unread, stall, deadline: None, muted: false, handover: None }
@@ -275,7 +272,7 @@ impl RawSocket {
     }
 
     fn shut_down(&self) -> io::Result<()> {
-        rustix::net::shutdown(&self.shared.stream, rustix::net::Shutdown::Write).map_err(io::Error::from)
+        self.shared.stream.shut_down()
     }
 
     /// Looks at the clock when a write is pending; forgets it when one succeeds.
@@ -296,7 +293,7 @@ impl RawSocket {
     fn poll_try_write(
         &mut self,
         context: &mut Context<'_>,
-        mut write: impl FnMut(&TcpStream) -> io::Result<usize>,
+        mut write: impl FnMut(&Stream) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
         if self.muted {
             // Who has muted it writes again by itself.
@@ -323,9 +320,11 @@ impl AsyncRead for RawSocket {
             buf.put_slice(&self.unread.split_to(length));
             return Poll::Ready(Ok(()));
         }
-        if let Some(shared) = Arc::get_mut(&mut self.shared) {
-            // Nobody else has it: neither is the buffer cleared first, nor is a read that did not fill it tried again.
-            return Pin::new(&mut shared.stream).poll_read(context, buf);
+        if let Some(shared) = Arc::get_mut(&mut self.shared)
+            // Nobody else has it.
+            && let Some(polled) = shared.stream.poll_read(context, buf)
+        {
+            return polled;
         }
         loop {
             ready!(self.shared.stream.poll_read_ready(context))?;
@@ -373,7 +372,11 @@ impl AsyncWrite for RawSocket {
 #[cfg(test)]
 mod tests {
     use futures_util::poll;
-    use tokio::{io::AsyncReadExt as _, net::TcpListener, sync::Semaphore};
+    use tokio::{
+        io::AsyncReadExt as _,
+        net::{TcpListener, TcpStream},
+        sync::Semaphore,
+    };
 
     use super::*;
 
@@ -385,7 +388,7 @@ mod tests {
         let peer = TcpStream::connect(listener.local_addr().expect("an address")).await.expect("connected");
         let (stream, _) = listener.accept().await.expect("accepted");
         let place = Arc::new(Semaphore::new(1)).acquire_owned().await.expect("open");
-        let mut socket = RawSocket::new(stream, place, budget.clone(), Duration::from_secs(600));
+        let mut socket = RawSocket::new(Stream::Tcp(stream), place, budget.clone(), Duration::from_secs(600));
         assert!(socket.try_hold(BYTES));
         (socket, peer, VecDeque::from([Bytes::from(vec![b'x'; BYTES])]))
     }

@@ -1,9 +1,15 @@
 //! Runs and their steps over REST (contracts/ws-run-stream.md).
 
-use axum::{Extension, Router, extract::State, http::StatusCode, response::Response, routing::get};
+use axum::{
+    Extension, Router,
+    extract::State,
+    http::{HeaderValue, StatusCode, header},
+    response::Response,
+    routing::get,
+};
 use runcast_config::ANSWER_BYTES;
 use runcast_translators::{
-    event::{RunId, RunStatus, Seq},
+    event::{RunId, RunStatus, Seq, rfc3339},
     json::push_string,
     steps::{Cursor, Since, encode},
 };
@@ -11,8 +17,9 @@ use serde::Deserialize;
 
 use super::{Gateway, NoRun, held::Slot};
 use crate::{
+    access::Caller,
     answer::{self, Asked, RunPath},
-    log::{ReadError, ReadLimit, RunFilter},
+    log::{ReadError, ReadLimit, RunFilter, RunScope},
     ops::metrics::{self, Protocol},
 };
 
@@ -21,6 +28,8 @@ pub(super) fn routes(gateway: &Gateway) -> Router {
         .route("/v1/agents/runs", get(list))
         .route("/v1/agents/runs/{run}", get(run))
         .route("/v1/agents/runs/{run}/steps", get(steps))
+        .route("/v1/agents/runs/{run}/stream-ticket", get(ticket))
+        .route("/agents/runs/{run}/stream-ticket", get(ticket))
         .with_state(gateway.clone())
 }
 
@@ -36,12 +45,17 @@ struct ListQuery {
     status: Option<String>,
 }
 
-async fn list(State(gateway): State<Gateway>, Asked(query): Asked<ListQuery>, Extension(slot): Extension<Slot>) -> Response {
+async fn list(
+    State(gateway): State<Gateway>,
+    Extension(caller): Extension<Caller>,
+    Asked(query): Asked<ListQuery>,
+    Extension(slot): Extension<Slot>,
+) -> Response {
     let _place = gateway.making().await;
-    slot.hold_answer(list_answer(&gateway, query).await)
+    slot.hold_answer(list_answer(&gateway, &caller, query).await)
 }
 
-async fn list_answer(gateway: &Gateway, query: ListQuery) -> Response {
+async fn list_answer(gateway: &Gateway, caller: &Caller, query: ListQuery) -> Response {
     let Some(limit) = limit(query.limit.as_deref()) else { return bad_limit() };
     let before = match query.cursor.as_deref().map(read_list_cursor) {
         Some(None) => return refuse(StatusCode::BAD_REQUEST, "invalid_cursor", "this is no cursor of this list"),
@@ -62,7 +76,7 @@ async fn list_answer(gateway: &Gateway, query: ListQuery) -> Response {
             Some(status)
         }
     };
-    let page = match gateway.log().list(RunFilter { status, agent: None, before, limit }).await {
+    let page = match gateway.log().list(RunFilter { status, agent: None, scope: scope(caller), before, limit }).await {
         Ok(page) => page,
         Err(error) => return answer::log_failed(&error),
     };
@@ -82,6 +96,11 @@ async fn list_answer(gateway: &Gateway, query: ListQuery) -> Response {
     answer::json(StatusCode::OK, out)
 }
 
+/// What of a list the caller may see.
+pub(super) fn scope(caller: &Caller) -> Option<RunScope> {
+    (!caller.has_all_runs()).then(|| caller.runs().clone())
+}
+
 /// The cursor of a list: when the last run of the page was made, and its number.
 pub(super) fn write_list_cursor((at, number): (i64, u64)) -> String {
     format!("{at}-{number}")
@@ -92,14 +111,31 @@ pub(super) fn read_list_cursor(text: &str) -> Option<(i64, u64)> {
     Some((at.parse().ok()?, number.parse().ok()?))
 }
 
-async fn run(State(gateway): State<Gateway>, RunPath(run): RunPath, Extension(slot): Extension<Slot>) -> Response {
-    match gateway.run(&run).await {
+async fn run(
+    State(gateway): State<Gateway>,
+    Extension(caller): Extension<Caller>,
+    RunPath(run): RunPath,
+    Extension(slot): Extension<Slot>,
+) -> Response {
+    match gateway.run(&caller, &run).await {
         Ok(info) => {
             let _place = gateway.making().await;
             slot.hold_answer(answer::json(StatusCode::OK, info.run_object()))
         }
         Err(error) => error.answer(Protocol::Rest, UNKNOWN),
     }
+}
+
+/// What a browser opens a stream of this run with.
+async fn ticket(State(gateway): State<Gateway>, Extension(caller): Extension<Caller>, RunPath(run): RunPath) -> Response {
+    if let Err(error) = gateway.run(&caller, &run).await {
+        return error.answer(Protocol::Rest, UNKNOWN);
+    }
+    let ticket = gateway.gate().auth.ticket(&caller, &run);
+    let body = format!("{{\"ticket\":\"{}\",\"expires_at\":\"{}\"}}", ticket.text, rfc3339(ticket.expires_at));
+    let mut response = answer::json(StatusCode::OK, body);
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -111,21 +147,22 @@ struct StepsQuery {
 
 async fn steps(
     State(gateway): State<Gateway>,
+    Extension(caller): Extension<Caller>,
     RunPath(run): RunPath,
     Asked(query): Asked<StepsQuery>,
     Extension(slot): Extension<Slot>,
 ) -> Response {
     let Some(limit) = limit(query.limit.as_deref()) else { return bad_limit() };
+    // A run that has to be looked for is found before others are made to wait.
+    if let Err(error) = gateway.run(&caller, &run).await {
+        return error.answer(Protocol::Rest, UNKNOWN);
+    }
     let place = match Place::read(query.cursor.as_deref(), query.since.as_deref(), &run) {
         Ok(place) => place,
         Err(error) => return refuse(StatusCode::BAD_REQUEST, "invalid_cursor", &error.to_string()),
     };
-    // A run that has to be looked for is found before others are made to wait.
-    if let Err(error) = gateway.run(&run).await {
-        return error.answer(Protocol::Rest, UNKNOWN);
-    }
     let _place = gateway.making().await;
-    match page(&gateway, &run, place, limit).await {
+    match page(&gateway, &caller, &run, place, limit).await {
         Ok(page) => slot.hold_answer(answer::json(StatusCode::OK, page)),
         Err(error) => error.answer(Protocol::Rest, UNKNOWN),
     }
@@ -185,8 +222,8 @@ impl Place {
     }
 }
 
-async fn page(gateway: &Gateway, run: &RunId, place: Place, limit: usize) -> Result<Vec<u8>, NoRun> {
-    let info = gateway.known(gateway.run(run).await?, |info| place.is_within(info)).await?;
+async fn page(gateway: &Gateway, caller: &Caller, run: &RunId, place: Place, limit: usize) -> Result<Vec<u8>, NoRun> {
+    let info = gateway.known(gateway.run(caller, run).await?, |info| place.is_within(info)).await?;
     let context = gateway.hubs().context(run).await?.ok_or(NoRun::Unknown)?;
     let found = place.find(gateway, &info).await?;
     let mut at = found.seq;

@@ -2,8 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use axum::http::HeaderMap;
-use runcast_config::{ANSWER_BYTES, FREE_BYTES, Settings};
+use runcast_config::{ANSWER_BYTES, FREE_BYTES, Right, Settings};
 use runcast_translators::{
     bridge::{
         self, Message, Offset, calls,
@@ -18,11 +17,13 @@ use tokio::sync::mpsc;
 
 use super::{
     Gateway, NoRun,
+    auth::Login,
     held::Slot,
-    rest::{read_list_cursor, write_list_cursor},
-    watch::{Happening, Watch},
+    rest::{read_list_cursor, scope, write_list_cursor},
+    watch::{Admitted, Happening, Watch},
 };
 use crate::{
+    access::Caller,
     control::{Bridge, Detail, Failure, LiveUpdate, Sent},
     fanout::Item,
     log::{Log, ReadError, ReadLimit, RunFilter},
@@ -122,18 +123,17 @@ impl Calls {
         self.gateway.settings()
     }
 
-    pub fn get_run(&self, headers: &HeaderMap, run: &str) -> impl Future<Output = Result<Message, RpcError>> + Send + use<> {
-        let (calls, admitted, run) = (self.clone(), self.admit(headers), run.to_owned());
+    pub fn get_run(&self, login: &Login, run: &str) -> impl Future<Output = Result<Message, RpcError>> + Send + use<> {
+        let (calls, caller, run) = (self.clone(), self.admit(login, Right::Watch), run.to_owned());
         async move {
-            admitted?;
-            let info = calls.info(&run).await?;
+            let info = calls.info(&caller?, &run).await?;
             let told = told_by_bridge(calls.gateway.log(), &info).await?;
             Ok(encode::get_run(&info, told.as_ref()))
         }
     }
 
-    pub async fn list_runs(&self, headers: &HeaderMap, agent: &str, limit: u32, cursor: &str) -> Result<Message, RpcError> {
-        self.admit(headers)?;
+    pub async fn list_runs(&self, login: &Login, agent: &str, limit: u32, cursor: &str) -> Result<Message, RpcError> {
+        let caller = self.admit(login, Right::Watch)?;
         let before = match cursor {
             "" => None,
             text => Some(read_list_cursor(text).ok_or_else(|| self.invalid("options.cursor: this is no cursor of this list"))?),
@@ -141,23 +141,24 @@ impl Calls {
         let limit = if limit == 0 { LIST_DEFAULT } else { (limit as usize).min(LIST_MAX) };
         let agent = (!agent.is_empty()).then(|| agent.to_owned());
         let log = self.gateway.log();
-        let page = log.list(RunFilter { status: None, agent: agent.clone(), before, limit }).await?;
+        let page = log.list(RunFilter { status: None, agent: agent.clone(), scope: scope(&caller), before, limit }).await?;
         let mut runs = Vec::with_capacity(page.runs.len());
         for run in &page.runs {
             let told = told_by_bridge(log, run).await?;
             runs.push(told.map_or_else(|| Listed::Known(run.clone()), Listed::Told));
         }
         // Behind the last of ours: those of a bridge that nobody has asked for yet.
-        if let (Some(agent), Some(bridge), None) = (agent, self.gateway.controls().bridge(), page.next) {
+        let bridge = self.bridge().filter(|_| caller.has(Right::Control));
+        if let (Some(agent), Some(bridge), None) = (agent, bridge, page.next) {
             match bridge.list_runs(&agent).await {
                 Ok(told) => {
                     for run in told {
                         let id = calls::Snapshot(run.clone()).run();
-                        let is_ours = match RunId::new(&id) {
-                            Ok(id) => log.info(&id).await?.is_some(),
-                            Err(_) => true,
+                        let is_new = match RunId::new(&id) {
+                            Ok(id) => caller.may_look_for(&id) && log.info(&id).await?.is_none(),
+                            Err(_) => false,
                         };
-                        if !is_ours {
+                        if is_new {
                             runs.push(Listed::Told(run));
                         }
                     }
@@ -171,13 +172,23 @@ impl Calls {
 
     pub async fn observe(
         &self,
-        headers: &HeaderMap,
+        login: &Login,
         run: &str,
         after_offset: Option<&str>,
         slot: Slot,
     ) -> Result<Observation, RpcError> {
-        self.admit(headers)?;
-        let info = self.info(run).await?;
+        let caller = self.admit(login, Right::Watch)?;
+        self.observe_as(&caller, run, after_offset, slot).await
+    }
+
+    async fn observe_as(
+        &self,
+        caller: &Caller,
+        run: &str,
+        after_offset: Option<&str>,
+        slot: Slot,
+    ) -> Result<Observation, RpcError> {
+        let info = self.info(caller, run).await?;
         if self.gateway.drain().has_begun() {
             return Err(Goodbye::Draining.into());
         }
@@ -204,8 +215,9 @@ impl Calls {
                 Position::at(offset.seq)
             }
         };
+        let admitted = self.place(caller, &info.run)?;
         let reader = self.gateway.hubs().read(&info.run, position, false).await?.ok_or_else(|| self.unknown(run))?;
-        let mut watch = Watch::new(reader, self.protocol, self.gateway.drain(), &self.gateway.settings().stream);
+        let mut watch = Watch::new(reader, self.protocol, admitted, self.gateway.drain(), &self.gateway.settings().stream);
         watch.begin(position, &info, offset.is_some());
         let done = match settled(self.gateway.log(), &info.run).await? {
             Some((_, Some(event))) if after_result => Some(encode::done(&event, watch.reader.context())),
@@ -215,12 +227,13 @@ impl Calls {
         Ok(Observation { watch: Some(watch), slot, waiting, items: Vec::new(), live: None })
     }
 
-    pub async fn wait(&self, headers: &HeaderMap, run: &str) -> Result<Message, RpcError> {
-        self.admit(headers)?;
-        let info = self.info(run).await?;
+    pub async fn wait(&self, login: &Login, run: &str) -> Result<Message, RpcError> {
+        let caller = self.admit(login, Right::Watch)?;
+        let info = self.info(&caller, run).await?;
+        let admitted = self.place(&caller, &info.run)?;
         let reader = self.gateway.hubs().read(&info.run, Position::at(info.head.saturating_sub(1)), false).await?;
         let reader = reader.ok_or_else(|| self.unknown(run))?;
-        let mut watch = Watch::new(reader, self.protocol, self.gateway.drain(), &self.gateway.settings().stream);
+        let mut watch = Watch::new(reader, self.protocol, admitted, self.gateway.drain(), &self.gateway.settings().stream);
         let mut items = Vec::new();
         loop {
             items.clear();
@@ -243,9 +256,8 @@ impl Calls {
         }
     }
 
-    pub async fn conversation(&self, headers: &HeaderMap, run: &str, slot: Slot) -> Result<Message, RpcError> {
-        self.admit(headers)?;
-        let info = self.info(run).await?;
+    pub async fn conversation(&self, login: &Login, run: &str, slot: Slot) -> Result<Message, RpcError> {
+        let info = self.info(&self.admit(login, Right::Watch)?, run).await?;
         let limit = self.gateway.settings().stream.record_bytes_max;
         let _place = self.gateway.making().await;
         let (mut conversation, mut after) = (encode::Conversation::default(), info.first - 1);
@@ -266,10 +278,13 @@ impl Calls {
         Ok(message)
     }
 
-    pub async fn cancel(&self, headers: &HeaderMap, run: &str, agent: &str) -> Result<Message, RpcError> {
-        self.admit_control(headers)?;
+    pub async fn cancel(&self, login: &Login, run: &str, agent: &str) -> Result<Message, RpcError> {
+        let caller = self.admit(login, Right::Control)?;
         let id = RunId::new(run).map_err(|error| self.invalid(format!("run_id: {error}")))?;
         let info = self.gateway.log().info(&id).await?;
+        if !caller.may_act_on(&id, info.as_deref()) {
+            return Err(self.no_run(run, NoRun::Forbidden));
+        }
         let (bridge, agent) = match &info {
             // As a bridge has it: to stop what is over changes nothing, and is no error.
             Some(info) if info.is_settled() && self.bridge_of(info).is_some() => return Ok(encode::keepalive()),
@@ -281,7 +296,7 @@ impl Calls {
             Some(bridge) if bridge.cancel(&id, agent).await? => Ok(encode::keepalive()),
             Some(_) => Err(self.unknown(run)),
             None => {
-                self.info(run).await?;
+                self.info(&caller, run).await?;
                 metrics::refused(self.protocol, "not_cancellable");
                 Err(RpcError::new(
                     RpcCode::FailedPrecondition,
@@ -297,15 +312,21 @@ impl Calls {
     }
 
     /// The stream of a turn that was just sent: its run from the start, and what is only told live, each in its place.
-    pub async fn sent(&self, headers: &HeaderMap, sent: Sent, slot: Slot) -> Result<Observation, RpcError> {
-        let mut observation = self.observe(headers, sent.run.as_str(), None, slot).await?;
+    pub async fn sent(&self, caller: &Caller, sent: Sent, slot: Slot) -> Result<Observation, RpcError> {
+        let mut observation = self.observe_as(caller, sent.run.as_str(), None, slot).await?;
         observation.live = Some(Updates { from: sent.live, next: None, seen: 0 });
         Ok(observation)
     }
 
-    /// Whether the caller may have upstreams do something. (Every token has every right.)
-    pub fn admit_control(&self, headers: &HeaderMap) -> Result<(), RpcError> {
-        self.admit(headers)
+    /// Whether the caller may have upstreams do what belongs to no run that we know.
+    pub fn admit_control(&self, login: &Login) -> Result<Caller, RpcError> {
+        let caller = self.admit(login, Right::Control)?;
+        if caller.has_all_runs() {
+            return Ok(caller);
+        }
+        metrics::refused(self.protocol, "forbidden");
+        let message = "only a credential that is good for all runs may call this";
+        Err(RpcError::new(RpcCode::PermissionDenied, message, None))
     }
 
     /// Room for what a client has sent or is to be sent; refused when there is none.
@@ -317,24 +338,40 @@ impl Calls {
         Err(Goodbye::OverCapacity.into())
     }
 
-    fn admit(&self, headers: &HeaderMap) -> Result<(), RpcError> {
-        if self.gateway.gate().admits(headers) {
-            return Ok(());
+    fn admit(&self, login: &Login, right: Right) -> Result<Caller, RpcError> {
+        match &login.caller {
+            Ok(caller) if caller.has(right) => Ok(caller.clone()),
+            Ok(_) => {
+                metrics::refused(self.protocol, "forbidden");
+                let message = format!("this credential has not the right `{}`", right.word());
+                Err(RpcError::new(RpcCode::PermissionDenied, message, None))
+            }
+            Err(goodbye) => {
+                metrics::refused(self.protocol, goodbye.ending().label);
+                let error = RpcError::from(*goodbye);
+                let detail = (error.code == RpcCode::Unauthenticated).then_some(UNAUTHORIZED).or(error.detail);
+                Err(RpcError { detail, ..error })
+            }
         }
-        metrics::refused(self.protocol, "unauthorized");
-        Err(RpcError { detail: Some(UNAUTHORIZED), ..Goodbye::Unauthorized.into() })
     }
 
-    async fn info(&self, run: &str) -> Result<Arc<RunInfo>, RpcError> {
+    fn place(&self, caller: &Caller, run: &RunId) -> Result<Admitted, RpcError> {
+        self.gateway.admit(caller, run).map_err(|goodbye| {
+            metrics::refused(self.protocol, goodbye.ending().label);
+            goodbye.into()
+        })
+    }
+
+    async fn info(&self, caller: &Caller, run: &str) -> Result<Arc<RunInfo>, RpcError> {
         let id = RunId::new(run).map_err(|error| self.invalid(format!("run_id: {error}")))?;
-        self.gateway.run(&id).await.map_err(|error| self.no_run(run, error))
+        self.gateway.run(caller, &id).await.map_err(|error| self.no_run(run, error))
     }
 
     fn no_run(&self, run: &str, error: NoRun) -> RpcError {
         match error {
             NoRun::Unknown => self.unknown(run),
             NoRun::Log(error) => error.into(),
-            NoRun::Unavailable | NoRun::Busy => {
+            NoRun::Forbidden | NoRun::Unavailable | NoRun::Busy => {
                 metrics::refused(self.protocol, error.goodbye().ending().label);
                 error.goodbye().into()
             }

@@ -30,12 +30,15 @@ use serde::Deserialize;
 
 use super::{
     Gateway, NoRun,
+    auth::Login,
     handover::Handover,
     held::Slot,
+    not_let_in,
     raw::{RawSocket, Unwritten},
     watch::{Happening, Start, Watch},
 };
 use crate::{
+    access::Caller,
     answer::{self, Asked, RunPath},
     fanout::{Encoding, Item},
     ops::metrics::{self, Protocol},
@@ -44,14 +47,19 @@ use crate::{
 pub(super) fn routes(gateway: &Gateway) -> Router {
     Router::new()
         .route("/v1/nodes/{id}", get(node))
-        .route("/v1/nodes/{id}/events", get(events))
         .route("/v1/nodes/{id}/outcome", get(node_outcome))
         .with_state(gateway.clone())
+}
+
+/// Streams, which say in their own way who is not let in.
+pub(super) fn streams() -> Router<Gateway> {
+    Router::new().route("/v1/nodes/{id}/events", get(events))
 }
 
 #[derive(Debug, Default, Deserialize)]
 struct EventsQuery {
     after: Option<String>,
+    ticket: Option<String>,
 }
 
 async fn events(
@@ -60,6 +68,7 @@ async fn events(
     Asked(query): Asked<EventsQuery>,
     handover: Option<Extension<Handover>>,
     Extension(slot): Extension<Slot>,
+    Extension(login): Extension<Login>,
     headers: HeaderMap,
 ) -> Response {
     let Some(encoding) = encoding(&headers) else {
@@ -74,9 +83,38 @@ async fn events(
         Nodes::Sse => Protocol::Sse,
         Nodes::Ndjson => Protocol::Ndjson,
     };
+    let retry_ms = gateway.settings().stream.retry_ms;
+    let auth = &gateway.gate().auth;
+    let (caller, by_ticket) = match auth.watcher(&login, &headers, query.ticket.as_deref(), &run).await {
+        Ok(found) => found,
+        Err(goodbye @ (Goodbye::OverCapacity | Goodbye::AuthUnavailable)) => {
+            return farewell(encoding, protocol, goodbye, retry_ms);
+        }
+        Err(goodbye) => return not_let_in(protocol, goodbye),
+    };
+    let cookie = by_ticket.then(|| auth.cookie(&caller, &run, &login.peer, &headers));
+    let wanted = Wanted { encoding, protocol, after: query.after, handover: handover.map(|Extension(handover)| handover), slot };
+    let mut response = watch(&gateway, &caller, run, wanted, &headers).await;
+    if let Some(cookie) = cookie.and_then(|cookie| HeaderValue::from_str(&cookie).ok()) {
+        response.headers_mut().insert(header::SET_COOKIE, cookie);
+    }
+    response
+}
+
+/// What a client that was let in asks for.
+struct Wanted {
+    encoding: Nodes,
+    protocol: Protocol,
+    after: Option<String>,
+    handover: Option<Handover>,
+    slot: Slot,
+}
+
+async fn watch(gateway: &Gateway, caller: &Caller, run: RunId, wanted: Wanted, headers: &HeaderMap) -> Response {
+    let Wanted { encoding, protocol, after, handover, slot } = wanted;
     // The header wins: a browser repeats its first URL for ever. An empty one is a client that has nothing yet.
     let header = headers.get("last-event-id").map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
-    let asked = header.filter(|text| !text.is_empty()).or(query.after);
+    let asked = header.filter(|text| !text.is_empty()).or(after);
     let position = match asked.as_deref().map(Sequence::read).transpose() {
         Ok(asked) => asked.map(Sequence::position),
         Err(error) => return refuse(protocol, StatusCode::BAD_REQUEST, "invalid_cursor", &error.to_string()),
@@ -85,7 +123,7 @@ async fn events(
         return farewell(encoding, protocol, Goodbye::Draining, gateway.settings().stream.retry_ms);
     }
     let start = position.unwrap_or(Position::START);
-    let known = async { gateway.known(gateway.run(&run).await?, |info| start.seq <= info.head).await };
+    let known = async { gateway.known(gateway.run(caller, &run).await?, |info| start.seq <= info.head).await };
     let info = match known.await {
         Ok(info) => info,
         Err(error @ (NoRun::Unavailable | NoRun::Busy)) => {
@@ -97,12 +135,16 @@ async fn events(
         // Nothing can follow: this is what ends an EventSource's reconnecting.
         return StatusCode::NO_CONTENT.into_response();
     }
+    let admitted = match gateway.admit(caller, &run) {
+        Ok(admitted) => admitted,
+        Err(goodbye) => return farewell(encoding, protocol, goodbye, gateway.settings().stream.retry_ms),
+    };
     let reader = match gateway.hubs().read(&run, start, true).await {
         Ok(Some(reader)) => reader,
         Ok(None) => return NoRun::Unknown.answer(protocol, UNKNOWN),
         Err(error) => return answer::log_failed(&error),
     };
-    let mut watch = Watch::new(reader, protocol, gateway.drain(), &gateway.settings().stream);
+    let mut watch = Watch::new(reader, protocol, admitted, gateway.drain(), &gateway.settings().stream);
     let begun = watch.begin(start, &info, position.is_some());
     if info.is_settled() && matches!(begun, Start::Beyond { .. }) {
         // The nearest place from which there is something to say: how the run ended.
@@ -112,7 +154,7 @@ async fn events(
     let stream = Stream { watch, encoding, items: Vec::new(), slot };
     let first = (!first.is_empty()).then(|| HttpChunk::new(&first));
     match handover {
-        Some(Extension(handover)) => {
+        Some(handover) => {
             let body = handover.body(move |socket| stream.write_to(socket, first));
             let mut response = with_headers(encoding, body);
             // The socket is the stream's now.
@@ -382,8 +424,8 @@ fn refuse(protocol: Protocol, status: StatusCode, code: &'static str, message: &
     answer::error(status, code, message)
 }
 
-async fn node(State(gateway): State<Gateway>, RunPath(run): RunPath) -> Response {
-    match gateway.run(&run).await {
+async fn node(State(gateway): State<Gateway>, Extension(caller): Extension<Caller>, RunPath(run): RunPath) -> Response {
+    match gateway.run(&caller, &run).await {
         Ok(info) => {
             let state = if info.is_settled() { "settled" } else { "live" };
             let mut out = Vec::from(*b"{\"id\":");
@@ -404,8 +446,13 @@ async fn node(State(gateway): State<Gateway>, RunPath(run): RunPath) -> Response
 
 pub(super) const UNKNOWN: (&str, &str) = ("unknown_node", "there is no such node");
 
-async fn node_outcome(State(gateway): State<Gateway>, RunPath(run): RunPath, Extension(slot): Extension<Slot>) -> Response {
-    if let Err(error) = gateway.run(&run).await {
+async fn node_outcome(
+    State(gateway): State<Gateway>,
+    Extension(caller): Extension<Caller>,
+    RunPath(run): RunPath,
+    Extension(slot): Extension<Slot>,
+) -> Response {
+    if let Err(error) = gateway.run(&caller, &run).await {
         return error.answer(Protocol::Rest, UNKNOWN);
     }
     let _place = gateway.making().await;

@@ -13,6 +13,7 @@ use tokio::{
     time::{Instant, Sleep, sleep, sleep_until},
 };
 
+use super::limits::Place;
 use crate::{
     fanout::{Encoding, Item, Reader, Sink},
     log::ReadError,
@@ -26,6 +27,13 @@ pub struct Drain {
     spread: Duration,
     /// How many streams there are.
     open: watch::Sender<usize>,
+}
+
+/// A client that was let in, and until when.
+pub struct Admitted {
+    pub place: Place,
+    /// When its credential expires.
+    pub until: Option<Instant>,
 }
 
 /// What happens next on a stream.
@@ -45,8 +53,10 @@ pub struct Watch {
     pub connection: Connection,
     drain: Drain,
     drain_begins: Pin<Box<dyn Future<Output = ()> + Send>>,
-    /// When this stream ends because of the drain, once that has begun.
-    leave_at: Option<Instant>,
+    /// When this stream ends, if that is known: with its client's credential, or because of the drain once that has begun.
+    leaves: Option<(Pin<Box<Sleep>>, Goodbye)>,
+    drains: bool,
+    _place: Place,
     silence: Duration,
     /// Goes off when the stream may have been silent for long. It is set again only then, not at every record.
     alarm: Pin<Box<Sleep>>,
@@ -96,7 +106,7 @@ impl Drain {
 }
 
 impl Watch {
-    pub fn new(reader: Reader, protocol: Protocol, drain: Drain, stream: &runcast_config::Stream) -> Self {
+    pub fn new(reader: Reader, protocol: Protocol, admitted: Admitted, drain: Drain, stream: &runcast_config::Stream) -> Self {
         let silence = match protocol {
             Protocol::WebSocket => stream.websocket_heartbeat_ms,
             Protocol::Grpc | Protocol::Connect => stream.rpc_keepalive_ms,
@@ -108,7 +118,9 @@ impl Watch {
             connection: Connection::open(protocol),
             drain_begins: drain.beginning(),
             drain,
-            leave_at: None,
+            leaves: admitted.until.map(|until| (Box::pin(sleep_until(until)), Goodbye::Unauthorized)),
+            drains: false,
+            _place: admitted.place,
             silence: Duration::from_millis(silence),
             alarm: Box::pin(sleep(Duration::from_millis(silence))),
             active: Instant::now(),
@@ -175,16 +187,17 @@ impl Watch {
             return Happening::Over(Goodbye::Settled);
         }
         loop {
-            let leave_at = self.leave_at;
             tokio::select! {
                 biased;
-                () = async { sleep_until(leave_at.unwrap_or_else(Instant::now)).await }, if leave_at.is_some() => {
-                    return self.end(Goodbye::Draining);
-                }
+                goodbye = leaving(&mut self.leaves) => return self.end(goodbye),
                 // Before the reader, or a client that always has something to read would never hear of it.
-                () = &mut self.drain_begins, if leave_at.is_none() => {
+                () = &mut self.drain_begins, if !self.drains => {
+                    self.drains = true;
                     let spread = self.drain.spread.as_millis() as u64;
-                    self.leave_at = Some(Instant::now() + Duration::from_millis(rand::rng().random_range(0..=spread)));
+                    let at = Instant::now() + Duration::from_millis(rand::rng().random_range(0..=spread));
+                    if self.leaves.as_ref().is_none_or(|(sleep, _)| at < sleep.deadline()) {
+                        self.leaves = Some((Box::pin(sleep_until(at)), Goodbye::Draining));
+                    }
                 }
                 result = read(&mut self.reader, items, self.bytes_max, edge) => return match result {
                     Ok(true) => {
@@ -223,6 +236,17 @@ impl Watch {
         self.over = true;
         self.connection.goodbye(goodbye);
         Happening::Over(goodbye)
+    }
+}
+
+/// Waits for the moment at which a stream ends, if there is one.
+async fn leaving(leaves: &mut Option<(Pin<Box<Sleep>>, Goodbye)>) -> Goodbye {
+    match leaves {
+        Some((sleep, goodbye)) => {
+            sleep.as_mut().await;
+            *goodbye
+        }
+        None => std::future::pending().await,
     }
 }
 

@@ -30,12 +30,14 @@ use tokio_tungstenite::{
 
 use super::{
     Gateway,
+    auth::Login,
     handover::Handover,
     raw::{CLOSE_WAIT, RawSocket, Unwritten},
     rest::{Found, GAP_REASON, Place},
     watch::{Happening, Watch},
 };
 use crate::{
+    access::Caller,
     answer::{self, Asked, RunPath},
     fanout::{Encoding, Item},
     ops::metrics::{self, Protocol},
@@ -47,6 +49,7 @@ pub(super) struct StreamQuery {
     cursor: Option<String>,
     deltas: Option<String>,
     resume: Option<String>,
+    ticket: Option<String>,
 }
 
 pub(super) async fn stream(
@@ -54,6 +57,7 @@ pub(super) async fn stream(
     RunPath(run): RunPath,
     Asked(query): Asked<StreamQuery>,
     handover: Option<Extension<Handover>>,
+    Extension(login): Extension<Login>,
     method: Method,
     headers: HeaderMap,
 ) -> Response {
@@ -72,11 +76,11 @@ pub(super) async fn stream(
         Err(error) => return refuse("invalid_cursor", &error.to_string()),
     };
     // Browsers cannot read the status of a refused upgrade: it is accepted and closed with the code.
-    let admitted = gateway.gate().admits(&headers);
+    let caller = gateway.gate().auth.watcher(&login, &headers, query.ticket.as_deref(), &run).await.map(|(caller, _)| caller);
     let options =
         Options { deltas: query.deltas.as_deref() == Some("1"), waits_for_message: query.resume.as_deref() == Some("message") };
     switch(&handover, key, move |raw| async move {
-        Socket::new(raw, &gateway).await.serve(&gateway, admitted, run, place, options).await;
+        Socket::new(raw, &gateway).await.serve(&gateway, caller, run, place, options).await;
     })
 }
 
@@ -139,6 +143,9 @@ fn encode(_: &RunId, item: &Item) -> Option<Bytes> {
     }
 }
 
+/// Before the close of a client whose credential is not good any more, for those whose library does not show the code.
+const NOTICE: &[u8] = br#"{"type":"notice","code":"unauthorized","message":"the credential is missing, wrong or expired: come back with a new one and your cursor"}"#;
+
 /// How a stream ends whose client cannot be read any more.
 fn because_of(error: &tungstenite::Error) -> Goodbye {
     match error {
@@ -163,10 +170,11 @@ impl Socket {
         Self { socket, stall: Duration::from_millis(stream.write_stall_ms) }
     }
 
-    async fn serve(mut self, gateway: &Gateway, admitted: bool, run: RunId, place: Place, options: Options) {
-        if !admitted {
-            return self.refuse(Goodbye::Unauthorized).await;
-        }
+    async fn serve(mut self, gateway: &Gateway, caller: Result<Caller, Goodbye>, run: RunId, place: Place, options: Options) {
+        let caller = match caller {
+            Ok(caller) => caller,
+            Err(goodbye) => return self.refuse(goodbye).await,
+        };
         if gateway.drain().has_begun() {
             return self.refuse(Goodbye::Draining).await;
         }
@@ -177,23 +185,31 @@ impl Socket {
             },
             (place, _) => place,
         };
-        match self.start(gateway, &run, place, options.deltas).await {
+        match self.start(gateway, &caller, &run, place, options.deltas).await {
             Ok(session) => session.run(self).await,
             Err(goodbye) => self.refuse(goodbye).await,
         }
     }
 
-    async fn start(&mut self, gateway: &Gateway, run: &RunId, place: Place, deltas: bool) -> Result<Session, Goodbye> {
+    async fn start(
+        &mut self,
+        gateway: &Gateway,
+        caller: &Caller,
+        run: &RunId,
+        place: Place,
+        deltas: bool,
+    ) -> Result<Session, Goodbye> {
         let internal = |error: crate::log::ReadError| {
             tracing::error!(%error, "a stream cannot begin");
             Goodbye::Internal
         };
-        let info = gateway.run(run).await.map_err(|error| error.goodbye())?;
+        let info = gateway.run(caller, run).await.map_err(|error| error.goodbye())?;
         let info = gateway.known(info, |info| place.is_within(info)).await.map_err(|error| error.goodbye())?;
+        let admitted = gateway.admit(caller, run)?;
         let found = place.find(gateway, &info).await.map_err(internal)?;
         let position = Position::at(found.seq);
         let reader = gateway.hubs().read(run, position, deltas).await.map_err(internal)?.ok_or(Goodbye::UnknownRun)?;
-        let mut watch = Watch::new(reader, Protocol::WebSocket, gateway.drain(), &gateway.settings().stream);
+        let mut watch = Watch::new(reader, Protocol::WebSocket, admitted, gateway.drain(), &gateway.settings().stream);
         watch.begin(position, &info, place != Place::Start && !found.is_elsewhere);
         if found.is_elsewhere {
             watch.begin_elsewhere();
@@ -262,7 +278,9 @@ impl Socket {
             let mut frame = vec![0x88, 2 + ending.close_reason.len() as u8];
             frame.extend_from_slice(&ending.close_code.to_be_bytes());
             frame.extend_from_slice(ending.close_reason.as_bytes());
-            if self.write(&mut VecDeque::from([Bytes::from(frame)]), || {}).await.is_ok() {
+            let notice = (goodbye == Goodbye::Unauthorized).then(|| websocket_text(NOTICE));
+            let mut last = notice.into_iter().chain([Bytes::from(frame)]).collect();
+            if self.write(&mut last, || {}).await.is_ok() {
                 // The peer's close ends it from its side; one that does not answer is not waited for long.
                 let answer = async { while let Some(Ok(_)) = self.socket.next().await {} };
                 let _ = timeout(CLOSE_WAIT, answer).await;

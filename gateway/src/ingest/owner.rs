@@ -143,8 +143,8 @@ impl Owner {
     /// Gives true when the run is settled and the owner has nothing left to do.
     async fn take(&mut self, command: Command) -> bool {
         match command {
-            Command::Attach { session, hold, reply } => {
-                let _ = reply.send(self.attach(&session, hold).await);
+            Command::Attach { session, customer, hold, reply } => {
+                let _ = reply.send(self.attach(&session, customer, hold).await);
             }
             // The room is given back when the lines are logged.
             Command::Lines { hold, batch, room: _room } => {
@@ -169,15 +169,22 @@ impl Owner {
         self.state.as_ref().is_none_or(|state| state.writer.is_settled())
     }
 
-    async fn attach(&mut self, session: &str, hold: Hold) -> Result<Progress, Refused> {
+    /// `customer`: whose the run is if it is new.
+    async fn attach(&mut self, session: &str, customer: Option<String>, hold: Hold) -> Result<Progress, Refused> {
         let state = self.rebuild(Some(session)).await?;
         if state.writer.is_settled() {
             return Err(Refused::Settled);
         }
-        if state.writer.info().is_none() {
+        match state.writer.info() {
             // Nothing is logged yet: the run belongs to nobody.
-            session.clone_into(&mut state.session);
-            state.writer.set_session(session);
+            None => {
+                session.clone_into(&mut state.session);
+                state.writer.set_session(session);
+                state.writer.set_customer(customer);
+            }
+            // Somebody else was faster.
+            Some(info) if customer.is_some() && info.origin.customer != customer => return Err(Refused::InUse),
+            Some(_) => {}
         }
         if state.session != session {
             return Err(Refused::InUse);

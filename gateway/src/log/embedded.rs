@@ -28,7 +28,7 @@ use std::{
 use async_trait::async_trait;
 use redb::ReadTransaction;
 use runcast_config::Log as LogSettings;
-use runcast_translators::event::{Event, RunId, RunInfo, Seq, encode_record};
+use runcast_translators::event::{Event, Millis, RunId, RunInfo, Seq, encode_record};
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout_at,
@@ -41,7 +41,8 @@ use self::{
     writer::{Command, Writer, uptime},
 };
 use super::{
-    Append, AppendError, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail, TailLimits, tails::Tails,
+    Append, AppendError, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail, TailLimits, claims::Claims,
+    tails::Tails,
 };
 use crate::ops::metrics;
 
@@ -66,6 +67,7 @@ pub struct Embedded {
     store: Arc<Store>,
     index: Arc<Mutex<Index>>,
     tails: Arc<Tails>,
+    claims: Claims,
     commands: mpsc::Sender<Command>,
     health: Arc<Mutex<Result<(), String>>>,
     waiting: Arc<AtomicU64>,
@@ -128,6 +130,7 @@ impl Embedded {
             telling: Mutex::new(Some(telling)),
             read_wait: Duration::from_millis(settings.read_wait_ms),
             unreadable: Mutex::default(),
+            claims: Claims::new(settings.claims_max),
             opened,
             append_time: metrics::append_time(),
         })
@@ -291,6 +294,10 @@ impl Log for Embedded {
         let own = run.clone();
         let saved = self.view(run, move |file| store::place_of_step(file, (&own, number), index)).await?;
         Ok(saved.into_iter().chain(recent).reduce(journal::nearest))
+    }
+
+    async fn claim(&self, name: &str, made: Millis, until: Millis) -> Result<bool, ReadError> {
+        self.claims.claim(name, made, until)
     }
 
     async fn sweep(&self, now: Instant) -> u64 {

@@ -99,6 +99,7 @@ impl RunIndex {
             let info = &entry.info;
             if filter.status.is_some_and(|status| status != info.status)
                 || filter.agent.as_ref().is_some_and(|agent| *agent != info.origin.agent)
+                || filter.scope.as_ref().is_some_and(|scope| !scope.covers(info))
             {
                 continue;
             }

@@ -27,11 +27,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use async_nats::{connection::State, jetstream};
+use async_nats::{
+    connection::State,
+    jetstream::{self, kv::CreateErrorKind},
+};
 use async_trait::async_trait;
 use bytes::Bytes;
 use runcast_config::{Log as LogSettings, Nats as NatsSettings, Retention};
-use runcast_translators::event::{Event, RunId, RunInfo, Seq};
+use runcast_translators::event::{Event, Millis, RunId, RunInfo, Seq};
 use tokio::{
     sync::{Notify, OnceCell, Semaphore, mpsc, watch},
     task::JoinSet,
@@ -317,6 +320,14 @@ impl Log for Nats {
 
     async fn own(&self, run: &RunId) -> Result<bool, ReadError> {
         self.shared.own(run).await
+    }
+
+    async fn claim(&self, name: &str, _: Millis, _: Millis) -> Result<bool, ReadError> {
+        match self.shared.buckets.claims.create(name, Bytes::new()).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == CreateErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(ReadError(error.to_string())),
+        }
     }
 
     async fn sweep(&self, now: Instant) -> u64 {

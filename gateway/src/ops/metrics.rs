@@ -90,6 +90,14 @@ fn begin_at_zero() {
     for status in [RunStatus::Finished, RunStatus::Error, RunStatus::Cancelled, RunStatus::Expired] {
         counter!("runcast_runs_settled_total", "status" => status_label(status)).absolute(0);
     }
+    for result in ["ok", "failed"] {
+        counter!("runcast_key_fetches_total", "result" => result).absolute(0);
+        counter!("runcast_certificate_loads_total", "result" => result).absolute(0);
+    }
+    for limit in ["subject", "run", "rate"] {
+        counter!("runcast_streams_refused_total", "limit" => limit).absolute(0);
+    }
+    counter!("runcast_logins_refused_total", "reason" => "too_many_failures").absolute(0);
     counter!("runcast_connections_refused_total").absolute(0);
     counter!("runcast_stuck_clients_cut_off_total").absolute(0);
     counter!("runcast_stuck_senders_cut_off_total").absolute(0);
@@ -197,6 +205,56 @@ pub fn refused(protocol: Protocol, reason: &'static str) {
 
 pub fn connection_refused() {
     counter!("runcast_connections_refused_total").increment(1);
+}
+
+/// Why somebody did not get in.
+#[derive(Clone, Copy, Debug)]
+pub enum LoginResult {
+    Refused,
+    TooManyFailures,
+    Unavailable,
+}
+
+pub fn login(result: LoginResult) {
+    let reason = match result {
+        LoginResult::Refused => "refused",
+        LoginResult::TooManyFailures => "too_many_failures",
+        LoginResult::Unavailable => "unavailable",
+    };
+    counter!("runcast_logins_refused_total", "reason" => reason).increment(1);
+}
+
+pub fn ticket(is_good: bool) {
+    counter!("runcast_tickets_total", "result" => if is_good { "taken" } else { "refused" }).increment(1);
+}
+
+pub fn keys_fetched(is_ok: bool) {
+    counter!("runcast_key_fetches_total", "result" => ok_or_failed(is_ok)).increment(1);
+}
+
+pub fn certificate_loaded(is_ok: bool) {
+    counter!("runcast_certificate_loads_total", "result" => ok_or_failed(is_ok)).increment(1);
+}
+
+fn ok_or_failed(is_ok: bool) -> &'static str {
+    if is_ok { "ok" } else { "failed" }
+}
+
+/// Which limit a stream would have gone beyond.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamLimit {
+    Subject,
+    Run,
+    Rate,
+}
+
+pub fn stream_refused(limit: StreamLimit) {
+    let limit = match limit {
+        StreamLimit::Subject => "subject",
+        StreamLimit::Run => "run",
+        StreamLimit::Rate => "rate",
+    };
+    counter!("runcast_streams_refused_total", "limit" => limit).increment(1);
 }
 
 pub fn text_cursor_beyond() {

@@ -3,7 +3,7 @@
 use std::{pin::pin, time::Instant};
 
 use axum::{
-    Router,
+    Extension, Router,
     body::{Body, Bytes},
     extract::{DefaultBodyLimit, State, rejection::BytesRejection},
     http::StatusCode,
@@ -12,11 +12,12 @@ use axum::{
 };
 use futures_util::StreamExt as _;
 use runcast_config::{FREE_BYTES, Ingest as IngestSettings};
-use runcast_translators::json::push_string;
+use runcast_translators::{event::RunId, json::push_string};
 use serde::Deserialize;
 use tokio::sync::watch;
 
 use crate::{
+    access::Caller,
     answer::{self, Asked, RunPath},
     ingest::{Feed, Ingest, Line, LineBatch, Lines, Progress, Refused, is_of_upstream},
     ops::metrics::{self, Protocol},
@@ -51,7 +52,13 @@ struct EventsQuery {
     from: Option<String>,
 }
 
-async fn events(State(door): State<Door>, RunPath(run): RunPath, Asked(query): Asked<EventsQuery>, body: Body) -> Response {
+async fn events(
+    State(door): State<Door>,
+    Extension(caller): Extension<Caller>,
+    RunPath(run): RunPath,
+    Asked(query): Asked<EventsQuery>,
+    body: Body,
+) -> Response {
     let Some(session) = query.session.filter(|session| is_session(session)) else {
         return refuse(StatusCode::BAD_REQUEST, "invalid_session", "give ?session=, 1 to 128 bytes without control characters");
     };
@@ -63,8 +70,9 @@ async fn events(State(door): State<Door>, RunPath(run): RunPath, Asked(query): A
         );
     };
     let result = async {
-        let mut feed = door.ingest.attach(&run, &session).await?;
-        let broken = take(&mut feed, body, from, &door).await?;
+        let customer = door.admit(&caller, &run).await?;
+        let mut feed = door.ingest.attach_for(&run, &session, customer).await?;
+        let broken = take(&mut feed, body, from, &door, &caller).await?;
         let progress = feed.finish().await?;
         Ok::<_, Refused>((progress, broken))
     };
@@ -78,7 +86,7 @@ async fn events(State(door): State<Door>, RunPath(run): RunPath, Asked(query): A
 
 /// Takes lines as they come; gives true when the body broke off. Once we go down the sender is told so at once: what it
 /// has sent is flushed with everything else.
-async fn take(feed: &mut Feed, body: Body, from: u64, door: &Door) -> Result<bool, Refused> {
+async fn take(feed: &mut Feed, body: Body, from: u64, door: &Door, caller: &Caller) -> Result<bool, Refused> {
     let settings = &door.settings;
     let mut lines = Lines::new(settings.line_bytes_max, from == 0);
     let mut next = from;
@@ -87,10 +95,12 @@ async fn take(feed: &mut Feed, body: Body, from: u64, door: &Door) -> Result<boo
     let mut stop = door.stop.clone();
     let mut stopped = pin!(crate::stopped(&mut stop));
     let mut coming = feed.coming();
+    let mut expired = pin!(expired(caller));
     let broken = loop {
         let piece = tokio::select! {
             biased;
             () = stopped.as_mut() => return Err(Refused::Closing),
+            () = expired.as_mut() => return Err(Refused::Expired),
             piece = pieces.next() => piece,
             // Only of one that has sent nothing more.
             () = coming.is_over() => return Err(Refused::NoRoom),
@@ -121,6 +131,25 @@ async fn take(feed: &mut Feed, body: Body, from: u64, door: &Door) -> Result<boo
     Ok(broken)
 }
 
+/// Waits for the moment at which the sender's credential is not good any more.
+async fn expired(caller: &Caller) {
+    match caller.expires() {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Door {
+    /// Whether the caller may send the run, and as whose if it is new.
+    async fn admit(&self, caller: &Caller, run: &RunId) -> Result<Option<String>, Refused> {
+        let may = match self.ingest.info(run).await? {
+            Some(info) => caller.may_have(Some(&info)).map(|()| None),
+            None => caller.may_make(run),
+        };
+        may.map_err(|_| Refused::Forbidden)
+    }
+}
+
 async fn send(feed: &mut Feed, next: &mut u64, ready: &mut Vec<Line>) -> Result<(), Refused> {
     if ready.is_empty() {
         return Ok(());
@@ -132,8 +161,12 @@ async fn send(feed: &mut Feed, next: &mut u64, ready: &mut Vec<Line>) -> Result<
     Ok(())
 }
 
-async fn progress(State(door): State<Door>, RunPath(run): RunPath) -> Response {
-    match door.ingest.progress(&run).await {
+async fn progress(State(door): State<Door>, Extension(caller): Extension<Caller>, RunPath(run): RunPath) -> Response {
+    let progress = async {
+        door.admit(&caller, &run).await?;
+        door.ingest.progress(&run).await
+    };
+    match progress.await {
         Ok(progress) => progress_answer(&progress),
         Err(error) => refused(&error),
     }
@@ -145,7 +178,12 @@ struct End {
     exit_status: Option<i32>,
 }
 
-async fn end(State(door): State<Door>, RunPath(run): RunPath, body: Result<Bytes, BytesRejection>) -> Response {
+async fn end(
+    State(door): State<Door>,
+    Extension(caller): Extension<Caller>,
+    RunPath(run): RunPath,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
     let body = match body {
         Ok(body) => body,
         Err(error) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
@@ -161,7 +199,11 @@ async fn end(State(door): State<Door>, RunPath(run): RunPath, body: Result<Bytes
             return refuse(StatusCode::BAD_REQUEST, "invalid_body", &what);
         }
     };
-    match door.ingest.end(&run, &end.session, end.exit_status).await {
+    let ended = async {
+        door.admit(&caller, &run).await?;
+        door.ingest.end(&run, &end.session, end.exit_status).await
+    };
+    match ended.await {
         Ok(progress) => progress_answer(&progress),
         Err(error) => refused(&error),
     }
@@ -194,6 +236,8 @@ fn refused(error: &Refused) -> Response {
         Refused::NotOwner | Refused::Elsewhere => (StatusCode::SERVICE_UNAVAILABLE, "not_owner"),
         Refused::Closing => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
         Refused::Unknown => (StatusCode::NOT_FOUND, "unknown_run"),
+        Refused::Forbidden => (StatusCode::FORBIDDEN, "forbidden"),
+        Refused::Expired => (StatusCode::UNAUTHORIZED, "unauthorized"),
         Refused::Full | Refused::NoRoom => (StatusCode::SERVICE_UNAVAILABLE, "over_capacity"),
         Refused::Log(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
     };

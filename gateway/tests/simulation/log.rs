@@ -361,6 +361,15 @@ impl Log for SimLog {
     }
 
     /// What is removed, and when, the script says.
+    async fn claim(
+        &self,
+        _: &str,
+        _: runcast_translators::event::Millis,
+        _: runcast_translators::event::Millis,
+    ) -> Result<bool, ReadError> {
+        Ok(true)
+    }
+
     async fn sweep(&self, _now: std::time::Instant) -> u64 {
         0
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Body, Event, Millis, Outcome, RunId, RunStatus, Seq};
-use crate::json::{Json, push_string};
+use crate::json::{Json, Raw, push_string};
 
 /// What an upstream knows of a run before its first event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,6 +14,14 @@ pub struct NewRun {
     pub customer: Option<String>,
     /// The session that may add to it, for sources that have one.
     pub session: Option<String>,
+}
+
+/// Whose a run is, as a row says it: a text, or a number.
+pub(crate) fn customer_of(value: Raw<'_>) -> Option<String> {
+    match value.string() {
+        Some(text) => Some(text.into_owned()),
+        None => value.integer().map(|number| number.to_string()),
+    }
 }
 
 /// A run as the index has it. Times are epoch milliseconds.
@@ -96,6 +104,10 @@ impl RunInfo {
             Body::RunChanged { run, status, .. } => {
                 self.status = *status;
                 self.row.clone_from(run);
+                // A row that says whose the run is knows best.
+                if let Some(customer) = run.as_ref().and_then(|run| run.raw().get("customer_id")) {
+                    self.origin.customer = customer_of(customer);
+                }
             }
             Body::Status { status: Some(status), .. } if !status.is_terminal() => self.status = *status,
             Body::Settled(outcome) => self.settle(outcome),

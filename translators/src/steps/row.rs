@@ -1,7 +1,7 @@
 //! The row of a run: the run in the upstream's own words.
 
 use crate::{
-    event::{Millis, Outcome, RunStatus},
+    event::{Millis, Outcome, RunStatus, customer_of},
     json::{Json, Raw, push_string},
 };
 
@@ -47,7 +47,7 @@ impl RunRow {
 
     /// Whose run it is.
     pub fn customer(&self) -> Option<String> {
-        Some(self.0.raw().get_string("customer_id")?.into_owned())
+        customer_of(self.0.raw().get("customer_id")?)
     }
 
     /// How the run ended: what the row says, and what it leaves open as `told` by the run's messages.

@@ -17,6 +17,8 @@ pub(super) struct Names {
     pub owners: String,
     /// The bucket of the replicas that live.
     pub leases: String,
+    /// The bucket of names that were claimed.
+    pub claims: String,
 }
 
 impl Names {
@@ -28,6 +30,7 @@ impl Names {
             runs: format!("{upper}_RUNS"),
             owners: format!("{upper}_OWNERS"),
             leases: format!("{upper}_LEASES"),
+            claims: format!("{upper}_CLAIMS"),
             stream: upper,
         }
     }

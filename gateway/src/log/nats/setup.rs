@@ -8,9 +8,12 @@ use async_nats::jetstream::{
     kv,
     stream::{Config, DiscardPolicy, Republish, StorageType},
 };
-use runcast_config::Nats as NatsSettings;
+use runcast_config::{Nats as NatsSettings, TICKET_MS_MAX};
 
 use super::{OpenError, names::Names};
+
+/// How long a claimed name is remembered: longer than any is good.
+const CLAIMS_AGE: Duration = Duration::from_millis(2 * TICKET_MS_MAX);
 
 /// How the stream of events must be.
 fn stream_of_events(names: &Names, settings: &NatsSettings) -> Config {
@@ -109,6 +112,7 @@ pub(super) struct Buckets {
     pub runs: kv::Store,
     pub owners: kv::Store,
     pub leases: kv::Store,
+    pub claims: kv::Store,
 }
 
 /// Makes what is missing, takes what fits.
@@ -128,6 +132,7 @@ pub(super) async fn prepare(context: &Context, names: &Names, settings: &NatsSet
         runs: bucket(context, config(&names.runs, "What is known of each run", Duration::ZERO)).await?,
         owners: bucket(context, config(&names.owners, "Which replica follows which run", Duration::ZERO)).await?,
         leases: bucket(context, config(&names.leases, "Replicas that live", lease)).await?,
+        claims: bucket(context, config(&names.claims, "Names that are good once", CLAIMS_AGE)).await?,
     })
 }
 

@@ -28,6 +28,11 @@ pub(super) fn describe() {
     );
     describe_counter!("runcast_gaps_sent_total", "Clients that were told that events are missing, by protocol.");
     describe_counter!("runcast_requests_refused_total", "Requests answered with an error, by protocol and reason.");
+    describe_counter!("runcast_logins_refused_total", "Credentials that were refused or could not be checked, by reason.");
+    describe_counter!("runcast_tickets_total", "Tickets that were shown, by what came of it.");
+    describe_counter!("runcast_key_fetches_total", "Times that the keys of an issuer were fetched, by what came of it.");
+    describe_counter!("runcast_streams_refused_total", "Streams that were refused because there were too many, by which limit.");
+    describe_counter!("runcast_certificate_loads_total", "Times that the certificate was read again, by what came of it.");
     describe_counter!("runcast_text_cursors_beyond_total", "Cursors that claimed more text than a message has.");
     describe_counter!("runcast_connections_refused_total", "Connections refused because the server was full.");
     describe_gauge!(

@@ -1,0 +1,214 @@
+//! What a connection's bytes go through: TCP, a unix socket, or TLS over TCP, all with the same calls.
+
+use std::{
+    io::{self, IoSlice, Read as _, Write as _},
+    net::IpAddr,
+    pin::Pin,
+    sync::{Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+};
+
+use runcast_config::TLS_BYTES_MAX;
+use rustix::net::{SendFlags, Shutdown};
+use rustls::ServerConnection;
+use tokio::{
+    io::{AsyncRead as _, Interest, ReadBuf},
+    net::{TcpStream, UnixStream},
+};
+
+/// See the module. It never waits: a call that could not go on says `WouldBlock`, and is made again when the stream is ready.
+pub enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+    Tls(Box<TlsStream>),
+}
+
+/// TLS over TCP, to which several may write, each whole pieces and one after another.
+pub struct TlsStream {
+    tcp: TcpStream,
+    state: Mutex<Tls>,
+}
+
+struct Tls {
+    connection: ServerConnection,
+    /// The last byte that was given is said to be taken only when the socket has all that it was encrypted with: so whoever
+    /// writes comes back for it, and nothing is left lying here. It is offered again then, and passed over.
+    owes_byte: bool,
+}
+
+macro_rules! each {
+    ($stream:expr, $inner:ident => $call:expr) => {
+        match $stream {
+            Stream::Tcp($inner) => $call,
+            Stream::Unix($inner) => $call,
+            Stream::Tls(tls) => {
+                let $inner = &tls.tcp;
+                $call
+            }
+        }
+    };
+}
+
+impl Stream {
+    pub fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Tcp(tcp) => tcp.peer_addr().ok().map(|address| address.ip()),
+            Self::Tls(tls) => tls.tcp.peer_addr().ok().map(|address| address.ip()),
+            Self::Unix(_) => None,
+        }
+    }
+
+    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tls(tls) => tls.state().write(&tls.tcp, &[IoSlice::new(bytes)]),
+            // As the standard library writes, without its detour through libc.
+            Self::Tcp(tcp) => tcp.try_io(Interest::WRITABLE, || Ok(rustix::net::send(tcp, bytes, SendFlags::NOSIGNAL)?)),
+            Self::Unix(unix) => unix.try_io(Interest::WRITABLE, || Ok(rustix::net::send(unix, bytes, SendFlags::NOSIGNAL)?)),
+        }
+    }
+
+    pub fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tls(tls) => tls.state().write(&tls.tcp, slices),
+            Self::Tcp(tcp) => tcp.try_write_vectored(slices),
+            Self::Unix(unix) => unix.try_write_vectored(slices),
+        }
+    }
+
+    pub fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tls(tls) => tls.state().read(&tls.tcp, buf),
+            Self::Tcp(tcp) => tcp.try_read(buf),
+            Self::Unix(unix) => unix.try_read(buf),
+        }
+    }
+
+    pub async fn writable(&self) -> io::Result<()> {
+        each!(self, inner => inner.writable().await)
+    }
+
+    pub async fn readable(&self) -> io::Result<()> {
+        each!(self, inner => inner.readable().await)
+    }
+
+    pub fn poll_write_ready(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self, inner => inner.poll_write_ready(context))
+    }
+
+    pub fn poll_read_ready(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self, inner => inner.poll_read_ready(context))
+    }
+
+    /// For whoever has it alone: neither is the buffer cleared first, nor is a read that did not fill it tried again. `None`
+    /// where there is no such way.
+    pub fn poll_read(&mut self, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Option<Poll<io::Result<()>>> {
+        match self {
+            Self::Tcp(tcp) => Some(Pin::new(tcp).poll_read(context, buf)),
+            Self::Unix(unix) => Some(Pin::new(unix).poll_read(context, buf)),
+            Self::Tls(_) => None,
+        }
+    }
+
+    /// Says that nothing follows.
+    pub fn shut_down(&self) -> io::Result<()> {
+        if let Self::Tls(tls) = self {
+            let mut state = tls.state();
+            state.connection.send_close_notify();
+            let _ = state.flush(&tls.tcp);
+        }
+        each!(self, inner => rustix::net::shutdown(inner, Shutdown::Write).map_err(io::Error::from))
+    }
+}
+
+impl TlsStream {
+    /// A connection whose handshake is done.
+    pub fn new(tcp: TcpStream, mut connection: ServerConnection) -> Self {
+        connection.set_buffer_limit(Some(TLS_BYTES_MAX));
+        Self { tcp, state: Mutex::new(Tls { connection, owes_byte: false }) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, Tls> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tls {
+    /// Gives the socket what is encrypted already.
+    fn flush(&mut self, tcp: &TcpStream) -> io::Result<()> {
+        while self.connection.wants_write() {
+            self.connection.write_tls(&mut Socket(tcp))?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, tcp: &TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.flush(tcp)?;
+        let mut passed_over = std::mem::take(&mut self.owes_byte);
+        let mut taken = 0;
+        for slice in slices {
+            let mut bytes = &slice[..];
+            if passed_over && !bytes.is_empty() {
+                bytes = &bytes[1..];
+                taken += 1;
+                passed_over = false;
+            }
+            let written = self.connection.writer().write(bytes)?;
+            taken += written;
+            if written < bytes.len() {
+                break;
+            }
+        }
+        match self.flush(tcp) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.owes_byte = taken > 0;
+                if taken > 1 { Ok(taken - 1) } else { Err(error) }
+            }
+            flushed => flushed.map(|()| taken),
+        }
+    }
+
+    fn read(&mut self, tcp: &TcpStream, buf: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.connection.reader().read(buf) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // It is gone without a word.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                read => return read,
+            }
+            // None of it is left in the library's buffer, so the socket says when there is more.
+            self.connection.read_tls(&mut Socket(tcp))?;
+            let processed = self.connection.process_new_packets();
+            // The library may have to answer, or to say what is wrong.
+            let answered = self.flush(tcp);
+            processed.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            if let Err(error) = answered
+                && error.kind() != io::ErrorKind::WouldBlock
+            {
+                return Err(error);
+            }
+        }
+    }
+}
+
+/// A socket as the library reads and writes it.
+struct Socket<'a>(&'a TcpStream);
+
+impl io::Read for Socket<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.try_read(buf)
+    }
+}
+
+impl io::Write for Socket<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.try_write(bytes)
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.try_write_vectored(slices)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
