@@ -143,6 +143,27 @@ fn every_query_can_be_read_and_names_metrics_that_are_there() {
     promtool(&["check", "rules"], file.path());
 }
 
+/// The rows of docs/metrics.md, each as its cells; the first is the name.
+fn documented() -> BTreeMap<String, Vec<String>> {
+    let page = read("docs/metrics.md");
+    let rows = page.lines().filter(|line| line.starts_with("| `")).map(|line| {
+        let cells: Vec<String> = line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect();
+        (cells[0].trim_matches('`').to_owned(), cells)
+    });
+    rows.collect()
+}
+
+#[test]
+fn the_page_of_metrics_says_what_the_program_says() {
+    let (known, pages) = (described(), documented());
+    assert_eq!(known.keys().collect::<Vec<_>>(), pages.keys().collect::<Vec<_>>());
+    let program = read("gateway/src/ops/metrics/described.rs");
+    for (name, cells) in pages {
+        assert_eq!(cells[1], known[&name], "{name}");
+        assert!(program.contains(&format!("\"{}\"", cells[3])), "{name} is described in other words: {}", cells[3]);
+    }
+}
+
 /// One sample of `/metrics`: its name and its labels.
 fn samples(text: &str) -> Vec<(String, Vec<(String, String)>)> {
     text.lines()
@@ -252,15 +273,17 @@ async fn metrics_are_clean_and_no_label_tells_a_run_a_subject_a_path_or_a_token(
     let (status, text) = server.admin_get("/metrics").await;
     assert_eq!(status, 200);
     assert!(!text.contains("zebra") && !text.contains(TOKEN), "{text}");
-    let (known, literals) = (described(), literals());
+    let (known, literals, pages) = (described(), literals(), documented());
     let mut seen = BTreeSet::new();
     for (name, labels) in samples(&text) {
         let stem =
             ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).filter(|stem| known.contains_key(*stem));
         let metric = stem.unwrap_or(&name).to_owned();
         assert!(known.contains_key(&metric), "{name} is not described");
+        let told: Vec<&str> = pages[&metric][2].split(", ").collect();
         seen.insert(metric);
         for (key, value) in labels {
+            assert!(key == "le" || told.contains(&key.as_str()), "{name}: the page does not tell of the label {key}");
             let is_closed = match key.as_str() {
                 "le" => value == "+Inf" || value.parse::<f64>().is_ok(),
                 // Names of the configuration.
