@@ -286,6 +286,7 @@ fn wrong_values_are_refused_with_the_key_that_is_wrong() {
         (json!({"config": {"server": {"listen": "0.0.0.0:1"}}}), "listen"),
         (json!({"config": {"server": {"shutdown_ms": 1}}}), "shutdown_ms"),
         (json!({"config": {"log": {"backend": "nats"}}}), "backend"),
+        (json!({"config": {"auth": {"ticket_key": "x"}}}), "ticket_key"),
         (json!({"env": [{"name": "RUNCAST__SERVER__SHUTDOWN_MS", "value": "1"}]}), "env"),
         (json!({"secrets": {"token": {"secretName": "other"}}}), "token"),
         (json!({"secrets": {"bridge": {}}}), "secretName"),
@@ -336,7 +337,7 @@ struct Checked {
 fn secret(file: &str) -> &'static str {
     match file {
         "url" => "postgres://runs@127.0.0.1:1/runs",
-        _ => "a-secret-of-the-tests",
+        _ => "a-secret-of-the-tests-that-is-long-enough",
     }
 }
 
@@ -349,9 +350,19 @@ fn check(rendered: &Rendered) -> Checked {
         .filter_map(|mount| mount["mountPath"].as_str())
         .collect();
     let text = rendered.toml();
-    for quoted in text.split('"').skip(1).step_by(2).filter(|quoted| quoted.starts_with("/run/secrets/")) {
-        assert!(mounts.iter().any(|mount| Path::new(quoted).parent() == Some(Path::new(mount))), "{quoted} is mounted nowhere");
-        let path = root.path().join(&quoted[1..]);
+    let variables: Vec<(&str, String)> = rendered.container()["env"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|variable| {
+            let name = variable["name"].as_str().expect("a name");
+            Some((name, rendered.env(name)?))
+        })
+        .collect();
+    let named = text.split('"').skip(1).step_by(2).chain(variables.iter().map(|(_, value)| value.as_str()));
+    for file in named.filter(|file| file.starts_with("/run/secrets/")) {
+        assert!(mounts.iter().any(|mount| Path::new(file).parent() == Some(Path::new(mount))), "{file} is mounted nowhere");
+        let path = root.path().join(&file[1..]);
         std::fs::create_dir_all(path.parent().expect("a folder")).expect("made");
         std::fs::write(&path, secret(path.file_name().and_then(|name| name.to_str()).expect("a name"))).expect("written");
     }
@@ -363,10 +374,8 @@ fn check(rendered: &Rendered) -> Checked {
     assert_eq!(arguments, ["serve", "--config", "/etc/runcast/runcast.toml"]);
     let mut command = Command::new(server::program());
     command.args(["check", "--config"]).arg(file).env_clear();
-    for variable in rendered.container()["env"].as_array().expect("a list") {
-        let name = variable["name"].as_str().expect("a name");
-        command.envs(rendered.env(name).map(|value| (name, value)));
-    }
+    let in_here = |value: &str| if value.starts_with("/run/secrets/") { format!("{here}{value}") } else { value.to_owned() };
+    command.envs(variables.iter().map(|(name, value)| (name, in_here(value))));
     let output = command.output().expect("it runs");
     let shown = String::from_utf8(output.stdout).expect("UTF-8").replace(&format!("\"{here}/run/secrets/"), "\"/run/secrets/");
     let effective = shown.split("\n# memory_max").next().unwrap_or_default();
@@ -493,6 +502,11 @@ fn pods_change_with_their_configuration_and_not_with_the_token() {
     let pods = all.iter().map(|rendered| &rendered.workload()["spec"]["template"]).collect::<Vec<_>>();
     assert_eq!(pods[0], pods[1]);
     assert_ne!(pods[0], pods[2]);
-    let token = |rendered: &Rendered| rendered.one("Secret")["data"]["token"].as_str().expect("a token").to_owned();
-    assert_ne!(token(&all[0]), token(&all[1]), "each release has its own");
+    for (name, key) in [("ci-runcast-token", "token"), ("ci-runcast-ticket-key", "key")] {
+        let of = |rendered: &Rendered| {
+            let secret = rendered.of_kind("Secret").find(|secret| secret["metadata"]["name"] == name).expect("a Secret");
+            secret["data"][key].as_str().expect("a value").to_owned()
+        };
+        assert_ne!(of(&all[0]), of(&all[1]), "each release has its own");
+    }
 }

@@ -293,6 +293,8 @@ async fn metrics_are_clean_and_no_label_tells_a_run_a_subject_a_path_or_a_token(
             assert!(is_closed, "{name}: {key} is {value:?}, which is no word of the program");
         }
     }
+    // Two runs have shown work; the odd one has not.
+    assert_eq!(server.metric("runcast_run_first_event_seconds_count", &[]).await, 2.0);
     // What so much traffic must have told of.
     for wanted in [
         "runcast_connections",

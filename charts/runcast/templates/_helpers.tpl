@@ -36,6 +36,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- default (printf "%s-token" (include "runcast.fullname" .)) .Values.token.existingSecret -}}
 {{- end }}
 
+{{- define "runcast.ticketKeySecret" -}}
+{{- default (printf "%s-ticket-key" (include "runcast.fullname" .)) .Values.ticketKey.existingSecret -}}
+{{- end }}
+
 {{- define "runcast.image" -}}
 {{- if .Values.image.digest -}}
 {{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}

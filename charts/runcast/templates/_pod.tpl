@@ -48,6 +48,8 @@ spec:
           value: {{ mul 1000 (int .Values.drain.spreadSeconds) | quote }}
         - name: RUNCAST__SERVER__SHUTDOWN_MS
           value: {{ mul 1000 (int .Values.drain.limitSeconds) | quote }}
+        - name: RUNCAST__AUTH__TICKET_KEY_FILE
+          value: /run/secrets/ticket-key/key
         - name: RUNCAST__LOG__BACKEND
           value: {{ .Values.log }}
         {{- if eq .Values.log "embedded" }}
@@ -112,6 +114,9 @@ spec:
         - name: token
           mountPath: /run/secrets/token
           readOnly: true
+        - name: ticket-key
+          mountPath: /run/secrets/ticket-key
+          readOnly: true
         {{- range $name := keys .Values.secrets | sortAlpha }}
         - name: secret-{{ $name }}
           mountPath: /run/secrets/{{ $name }}
@@ -132,6 +137,13 @@ spec:
         items:
           - key: {{ .Values.token.key }}
             path: token
+    - name: ticket-key
+      secret:
+        secretName: {{ include "runcast.ticketKeySecret" . }}
+        defaultMode: 0440
+        items:
+          - key: {{ .Values.ticketKey.key }}
+            path: key
     {{- range $name := keys .Values.secrets | sortAlpha }}
     - name: secret-{{ $name }}
       secret:
