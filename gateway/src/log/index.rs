@@ -171,3 +171,25 @@ fn memory(info: &RunInfo) -> u64 {
 fn is_open(info: &RunInfo) -> bool {
     !info.tombstone && !info.is_settled()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_run_that_is_silent_is_stalled_until_it_goes_on_or_is_gone() {
+        let mut index = RunIndex::default();
+        let told = |index: &RunIndex| (index.stats().open_runs, index.stats().stalled_runs);
+        let (now, long_ago) = (crate::now(), crate::now() - 2 * STALLED_AFTER);
+        let mut info = RunInfo::new(RunId::new("r").expect("an id"), Default::default(), long_ago);
+        index.put(1, info.clone(), 0);
+        assert_eq!(told(&index), (1, 1));
+        info.updated_at = now;
+        index.put(1, info.clone(), 0);
+        assert_eq!(told(&index), (1, 0));
+        info.updated_at = long_ago;
+        index.put(1, info.clone(), 0);
+        index.put(1, tombstone(&info), 0);
+        assert_eq!(told(&index), (0, 0));
+    }
+}
