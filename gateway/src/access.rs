@@ -2,6 +2,7 @@
 //! client port (`downstream/auth.rs`); everybody who acts for a client is handed a [`Caller`].
 
 use std::{
+    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -13,7 +14,11 @@ use crate::log::RunScope;
 
 /// Whoever asks, by the credential that was shown.
 #[derive(Clone, Debug)]
-pub struct Caller(Arc<Credential>);
+pub struct Caller {
+    credential: Arc<Credential>,
+    /// From where it asks, for the log.
+    address: Option<IpAddr>,
+}
 
 /// What a credential says.
 #[derive(Clone, Debug, Default)]
@@ -73,7 +78,16 @@ fn bit(right: Right) -> u8 {
 
 impl Caller {
     pub fn new(credential: Credential) -> Self {
-        Self(Arc::new(credential))
+        Self { credential: Arc::new(credential), address: None }
+    }
+
+    /// The same, as it asks from there.
+    pub fn from(&self, address: Option<IpAddr>) -> Self {
+        Self { address, ..self.clone() }
+    }
+
+    pub fn address(&self) -> Option<IpAddr> {
+        self.address
     }
 
     /// Whoever reaches a server that asks for no credential.
@@ -84,33 +98,33 @@ impl Caller {
     /// The same, where the run is one that the caller itself has just made.
     pub fn with_own(&self, run: &RunId) -> Self {
         let runs = RunScope::new([run.as_str()], None);
-        Self::new(Credential { runs, ..Credential::clone(&self.0) })
+        Self::new(Credential { runs, ..Credential::clone(&self.credential) }).from(self.address)
     }
 
     pub fn subject(&self) -> Option<&str> {
-        self.0.subject.as_deref()
+        self.credential.subject.as_deref()
     }
 
     pub fn credential(&self) -> &Credential {
-        &self.0
+        &self.credential
     }
 
     pub fn has(&self, right: Right) -> bool {
-        self.0.rights.has(right)
+        self.credential.rights.has(right)
     }
 
     /// Whether it is good for every run, and so for what belongs to none.
     pub fn has_all_runs(&self) -> bool {
-        self.0.runs.is_all()
+        self.credential.runs.is_all()
     }
 
     pub fn runs(&self) -> &RunScope {
-        &self.0.runs
+        &self.credential.runs
     }
 
     /// Whether the run may be shown to the caller, or changed by it. `info`: what is known of it, if it is there.
     pub fn may_have(&self, info: Option<&RunInfo>) -> Result<(), Denied> {
-        let runs = &self.0.runs;
+        let runs = &self.credential.runs;
         match info {
             Some(info) if runs.covers(info) => Ok(()),
             None if runs.is_all() => Err(Denied::Unknown),
@@ -120,26 +134,26 @@ impl Caller {
 
     /// Whether the caller may have the run looked for: where its credential is good for it, whosever it turns out to be.
     pub fn may_look_for(&self, run: &RunId) -> bool {
-        self.0.runs.covers_id(run)
+        self.credential.runs.covers_id(run)
     }
 
     /// Whether the caller may have something done to a run which the log may not have.
     pub fn may_act_on(&self, run: &RunId, info: Option<&RunInfo>) -> bool {
-        info.map_or_else(|| self.may_look_for(run), |info| self.0.runs.covers(info))
+        info.map_or_else(|| self.may_look_for(run), |info| self.credential.runs.covers(info))
     }
 
     /// Whether the caller may make the run, and as whose.
     pub fn may_make(&self, run: &RunId) -> Result<Option<String>, Denied> {
-        match self.0.runs.customer() {
+        match self.credential.runs.customer() {
             Some(customer) => Ok(Some(customer.to_owned())),
-            None if self.0.runs.covers_id(run) => Ok(None),
+            None if self.credential.runs.covers_id(run) => Ok(None),
             None => Err(Denied::Run),
         }
     }
 
     /// When the credential expires, by the clock that does not jump.
     pub fn expires(&self) -> Option<Instant> {
-        let left = u64::try_from(self.0.expires_at?.saturating_sub(crate::now())).unwrap_or(0);
+        let left = u64::try_from(self.credential.expires_at?.saturating_sub(crate::now())).unwrap_or(0);
         // What lies too far away never comes.
         Instant::now().checked_add(Duration::from_millis(left))
     }

@@ -4,7 +4,12 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use runcast_config::{Backend, MemoryMax, Settings, Upstream};
-use tokio::{net::TcpListener, sync::watch, task::JoinSet};
+use tokio::{
+    net::TcpListener,
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, timeout_at},
+};
 
 use crate::{
     control::{
@@ -28,6 +33,9 @@ use crate::{
     upstream,
 };
 
+/// What the log may take at the very end, when all else is over.
+const LOG_CLOSE: Duration = Duration::from_secs(2);
+
 /// A running gateway.
 pub struct App {
     pub address: SocketAddr,
@@ -37,6 +45,8 @@ pub struct App {
     tls: Option<Arc<Tls>>,
     log: Arc<dyn Log>,
     stop: watch::Sender<bool>,
+    /// True from the moment on at which nobody is to be sent here any more.
+    leaving: watch::Sender<bool>,
     drain: Drain,
     settings: Arc<Settings>,
     tasks: JoinSet<()>,
@@ -66,6 +76,7 @@ impl App {
         let (address, admin_address) = (tcp.local_addr()?, admin_listener.local_addr()?);
 
         let (stop, stopped) = watch::channel(false);
+        let leaving = watch::Sender::new(false);
         let drain = Drain::new(stopped.clone(), Duration::from_millis(settings.server.drain_spread_ms));
         let ingest = Ingest::new(log.clone(), settings.ingest.clone());
         let hubs = Hubs::new(log.clone(), settings.fanout.clone(), &settings.stream);
@@ -123,7 +134,7 @@ impl App {
             log: log.clone(),
             render: render.clone(),
             upstreams: upstreams.clone(),
-            draining: stopped.clone(),
+            draining: leaving.subscribe(),
         });
         tasks.spawn(serve_admin(admin_listener, admin, stopped.clone(), drain.clone()));
         tasks.spawn(sweep(log.clone(), settings.clone(), stopped.clone()));
@@ -133,7 +144,7 @@ impl App {
             Backend::Nats => format!("{} of {}", settings.log.nats.name, settings.log.nats.servers.join(", ")),
         };
         tracing::info!(%address, %admin_address, log = place, "runcast serves");
-        Ok(Self { address, admin_address, ingest, gateway, tls, log, stop, drain, settings, tasks })
+        Ok(Self { address, admin_address, ingest, gateway, tls, log, stop, leaving, drain, settings, tasks })
     }
 
     /// Becomes true when the gateway is asked to stop.
@@ -153,19 +164,27 @@ impl App {
     }
 
     /// Tells everybody to come back elsewhere, flushes, and ends.
-    pub async fn stop(mut self) {
+    ///
+    /// `pre_drain`: for so long all goes on, but for `/readyz`.
+    pub async fn stop(mut self, pre_drain: Duration) {
+        self.leaving.send_replace(true);
+        tokio::time::sleep(pre_drain).await;
         self.stop.send_replace(true);
-        let limit = Duration::from_millis(self.settings.server.shutdown_ms);
-        if tokio::time::timeout(limit, self.drain.wait_for_streams()).await.is_err() {
+        let end = Instant::now() + Duration::from_millis(self.settings.server.shutdown_ms);
+        // What the log has to do last has its share in any case.
+        let streams = end - Duration::from_millis(self.settings.server.shutdown_ms / 4);
+        if timeout_at(streams, self.drain.wait_for_streams()).await.is_err() {
             tracing::warn!("some streams did not end in time and were cut");
         }
-        if tokio::time::timeout(limit, self.ingest.close()).await.is_err() {
+        if timeout_at(end, self.ingest.close()).await.is_err() {
             tracing::error!("the log does not take what was sent in: it will be sent again");
         }
-        if tokio::time::timeout(limit, async { while self.tasks.join_next().await.is_some() {} }).await.is_err() {
+        if timeout_at(end, async { while self.tasks.join_next().await.is_some() {} }).await.is_err() {
             self.tasks.shutdown().await;
         }
-        self.log.close().await;
+        if timeout_at(end + LOG_CLOSE, self.log.close()).await.is_err() {
+            tracing::error!("the log could not be closed in order: its next start looks after it");
+        }
         tracing::info!("runcast has stopped");
     }
 }

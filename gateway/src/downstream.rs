@@ -113,7 +113,7 @@ impl Gateway {
         let streams = streams.route("/echo", get(websocket::echo::echo));
         let streams = streams.with_state(self.clone());
         let shown = rest::routes(self).merge(sse::routes(self)).route_layer(from_fn(require_watch));
-        let ingest = ingest.route_layer(from_fn(require_ingest));
+        let ingest = if ingest.has_routes() { ingest.route_layer(from_fn(require_ingest)) } else { ingest };
         let rest = shown.merge(nodes::routes(self)).merge(ingest);
         let grpc = grpc::service(self);
         let connect = connect::service(self);
@@ -160,7 +160,8 @@ impl Gateway {
     /// Lets a stream of a run begin.
     fn admit(&self, caller: &Caller, run: &RunId) -> Result<Admitted, Goodbye> {
         let place = self.gate().limits.take(caller, run)?;
-        Ok(Admitted { place, until: caller.expires().map(Into::into) })
+        let told = self.settings().server.log_connections.then(|| (caller.clone(), run.clone()));
+        Ok(Admitted { place, until: caller.expires().map(Into::into), told })
     }
 
     /// The run, known as far as `is_enough` asks for if there is so much: what this process knows may be behind the log, and
@@ -304,7 +305,8 @@ async fn check_origin(State(gateway): State<Gateway>, request: Request, next: Ne
 /// Every request goes on with what came of its login: each family of routes says in its own way that somebody is not let in.
 async fn identify(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<Peer>().cloned().unwrap_or_default();
-    let caller = gateway.gate().auth.login(&peer, request.headers()).await;
+    let auth = &gateway.gate().auth;
+    let caller = auth.login(&peer, request.headers()).await.map(|caller| caller.from(auth.address(&peer, request.headers())));
     let must_close = peer.is_over && request.version() < Version::HTTP_2;
     if let Ok(caller) = &caller {
         request.extensions_mut().insert(caller.clone());

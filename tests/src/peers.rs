@@ -30,10 +30,13 @@ pub struct Peer {
 
 /// Starts `tests/peers/SCRIPT` on a run.
 pub fn start(server: &Server, script: &str, run: &str, truth: &Value, more: &[&str]) -> Option<Peer> {
-    let interpreter = interpreter(script)?;
+    start_by(Command::new(interpreter(script)?), server, script, run, truth, more)
+}
+
+/// Starts it by another program, whose command line is begun.
+pub fn start_by(mut command: Command, server: &Server, script: &str, run: &str, truth: &Value, more: &[&str]) -> Option<Peer> {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), truth.to_string()).expect("written");
-    let mut command = Command::new(interpreter);
     command
         .arg(path(script))
         .args(["--base", &server.base, "--run", run, "--token", TOKEN])

@@ -1,11 +1,24 @@
 //! Small clients for every protocol: a stream of records, each with the cursor that it hands out.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use futures_util::{StreamExt as _, stream::BoxStream};
 use runcast_translators::sse::{Said, SseDecoder};
+use rustls::{
+    ClientConfig,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
+};
 use serde_json::Value;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
+};
+use tokio_rustls::TlsConnector;
 use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest as _};
 
 use crate::server::{Server, TOKEN};
@@ -129,7 +142,7 @@ pub struct Stream {
 
 enum Inner {
     Http { bytes: BoxStream<'static, reqwest::Result<Bytes>>, held: BytesMut, sse: SseDecoder, status: u16 },
-    Socket(Box<tokio_tungstenite::WebSocketStream<tokio_tungstenite::MaybeTlsStream<tokio::net::TcpStream>>>),
+    Socket(Box<tokio_tungstenite::WebSocketStream<Box<dyn Pipe>>>),
 }
 
 /// A request message with `run_id` and, if there is one, `after_offset`.
@@ -152,6 +165,19 @@ fn request(way: Way, run: &str, after: Option<&str>) -> Vec<u8> {
     out
 }
 
+/// What bytes go through.
+trait Pipe: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Pipe for T {}
+
+/// How a server is reached.
+#[derive(Clone)]
+enum Road {
+    Tcp,
+    Tls(Arc<ClientConfig>),
+    Unix(PathBuf),
+}
+
 /// Where streams are opened: a server, or something that stands before it.
 #[derive(Clone)]
 pub struct Door {
@@ -159,16 +185,77 @@ pub struct Door {
     pub base: String,
     http1: reqwest::Client,
     http2: reqwest::Client,
+    /// What is sent as `authorization`.
+    token: Option<String>,
+    road: Road,
 }
 
 impl Door {
     pub fn of(server: &Server) -> Self {
-        Self { base: server.base.clone(), http1: server.client(), http2: h2_client() }
+        Self {
+            base: server.base.clone(),
+            http1: reqwest::Client::new(),
+            http2: h2_client(),
+            token: Some(TOKEN.into()),
+            road: Road::Tcp,
+        }
     }
 
     /// The same clients at another address.
     pub fn at(&self, base: &str) -> Self {
         Self { base: base.into(), ..self.clone() }
+    }
+
+    /// With another token, or with none.
+    pub fn with_token(&self, token: Option<&str>) -> Self {
+        Self { token: token.map(str::to_owned), ..self.clone() }
+    }
+
+    /// With TLS, believing whom `ca` (PEM) has signed; `client`: what is shown, a certificate and its key (PEM).
+    pub fn with_tls(&self, ca: &[u8], client: Option<(&[u8], &[u8])>) -> Self {
+        let builder = |alpn: &[&[u8]]| {
+            let mut roots = rustls::RootCertStore::empty();
+            roots.add(CertificateDer::from_pem_slice(ca).expect("a certificate")).expect("a certificate");
+            let config = ClientConfig::builder().with_root_certificates(roots);
+            let mut config = match client {
+                None => config.with_no_client_auth(),
+                Some((certificate, key)) => {
+                    let chain = vec![CertificateDer::from_pem_slice(certificate).expect("a certificate")];
+                    config.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(key).expect("a key")).expect("a pair")
+                }
+            };
+            config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+            config
+        };
+        let http = |alpn: &[&[u8]]| reqwest::Client::builder().tls_backend_preconfigured(builder(alpn));
+        Self {
+            base: self.base.replacen("http://", "https://", 1),
+            http1: http(&[b"http/1.1"]).http1_only().build().expect("a client"),
+            http2: http(&[b"h2"]).build().expect("a client"),
+            road: Road::Tls(Arc::new(builder(&[b"http/1.1"]))),
+            ..self.clone()
+        }
+    }
+
+    /// Through a unix socket.
+    pub fn through(&self, path: &Path) -> Self {
+        let http = || reqwest::Client::builder().unix_socket(path.to_owned());
+        Self {
+            base: "http://localhost".into(),
+            http1: http().build().expect("a client"),
+            http2: http().http2_prior_knowledge().build().expect("a client"),
+            road: Road::Unix(path.to_owned()),
+            ..self.clone()
+        }
+    }
+
+    /// A request of HTTP/1.1, with the token.
+    pub fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
+        self.signed(self.http1.request(method, format!("{}{path}", self.base)))
+    }
+
+    fn signed(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        self.token.iter().fold(request, |request, token| request.bearer_auth(token))
     }
 
     /// Begins to watch `run` after `cursor`. An answer that is no stream is given as status and body; no answer as 0.
@@ -181,7 +268,7 @@ impl Door {
             Way::Sse | Way::Ndjson => {
                 let accept = if way == Way::Sse { "text/event-stream" } else { "application/x-ndjson" };
                 let url = format!("{}/v1/nodes/{run}/events", self.base);
-                let request = self.http1.get(url).header("accept", accept);
+                let request = self.signed(self.http1.get(url)).header("accept", accept);
                 let cursor = cursor.map(|cursor| ("last-event-id", cursor));
                 http(way, cursor.into_iter().fold(request, |request, (name, cursor)| request.header(name, cursor))).await
             }
@@ -196,16 +283,24 @@ impl Door {
                     .post(format!("{}/sdk.v1.SdkAgentService/ObserveRun", self.base))
                     .header("content-type", kind)
                     .header("te", "trailers");
-                http(way, request.bearer_auth(TOKEN).body(self::request(way, run, cursor))).await
+                http(way, self.signed(request).body(self::request(way, run, cursor))).await
             }
         }
     }
 
-    async fn websocket(&self, run: &str, query: &str) -> Result<Stream, (u16, String)> {
-        let url = format!("{}/v1/agents/runs/{run}/stream?{query}", self.base.replacen("http", "ws", 1));
-        let mut request = url.into_client_request().expect("a request");
-        request.headers_mut().insert("authorization", format!("Bearer {TOKEN}").parse().expect("a header"));
-        match tokio_tungstenite::connect_async(request).await {
+    /// A WebSocket stream with any query.
+    pub async fn websocket(&self, run: &str, query: &str) -> Result<Stream, (u16, String)> {
+        self.websocket_at(&format!("/v1/agents/runs/{run}/stream?{query}")).await
+    }
+
+    /// A WebSocket stream of any path.
+    pub async fn websocket_at(&self, path: &str) -> Result<Stream, (u16, String)> {
+        let mut request = format!("{}{path}", self.base.replacen("http", "ws", 1)).into_client_request().expect("a request");
+        if let Some(token) = &self.token {
+            request.headers_mut().insert("authorization", format!("Bearer {token}").parse().expect("a header"));
+        }
+        let pipe = self.connect().await.map_err(|error| (0, error.to_string()))?;
+        match tokio_tungstenite::client_async(request, pipe).await {
             Ok((socket, _)) => {
                 Ok(Stream { way: Way::WebSocket, inner: Inner::Socket(Box::new(socket)), waiting: VecDeque::new(), end: None })
             }
@@ -215,6 +310,19 @@ impl Door {
             }
             Err(error) => Err((0, error.to_string())),
         }
+    }
+
+    async fn connect(&self) -> std::io::Result<Box<dyn Pipe>> {
+        let (_, address) = self.base.split_once("://").expect("a URL");
+        Ok(match &self.road {
+            Road::Tcp => Box::new(TcpStream::connect(address).await?),
+            Road::Unix(path) => Box::new(UnixStream::connect(path).await?),
+            Road::Tls(config) => {
+                let name = ServerName::try_from("127.0.0.1").expect("a name");
+                let tcp = TcpStream::connect(address).await?;
+                Box::new(TlsConnector::from(config.clone()).connect(name, tcp).await?)
+            }
+        })
     }
 }
 

@@ -111,6 +111,8 @@ impl Server {
             std::fs::write(&config, format!("{}\n{token}", options.toml)).expect("written");
             command.arg("--config").arg(config);
         }
+        // Nobody sends clients here who would have to hear of it first.
+        command.env("RUNCAST__SERVER__PRE_DRAIN_MS", "0");
         command.envs(options.env.iter().map(|(key, value)| (key, value))).stdout(Stdio::null()).stderr(Stdio::piped());
         command
     }

@@ -39,6 +39,7 @@ macro_rules! peer {
 }
 
 peer!(npm_ws_watches_and_resumes, "node/watch_ws.mjs", "--timeout", "180");
+peer!(npm_ws_watches_and_resumes_with_tickets, "node/watch_ws.mjs", "--tickets", "--timeout", "180");
 peer!(npm_eventsource_watches_and_resumes_by_itself, "node/watch_eventsource.mjs", "--timeout", "180");
 peer!(npm_connect_node_watches_over_three_protocols, "node/watch_connect.mjs", "--timeout", "180");
 peer!(pypi_websockets_watches_and_resumes, "python/watch_websockets.py", "--timeout", "180");

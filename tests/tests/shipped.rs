@@ -142,7 +142,10 @@ fn the_unit_is_right_and_hardened() {
     let unit = read("dist/systemd/runcast.service");
     let server = runcast_config::Settings::default().server;
     let number = |key: &str| values(&unit, key)[0].parse::<u64>().expect("a number");
-    assert!(number("TimeoutStopSec") * 1000 > 3 * server.shutdown_ms, "systemd would kill it while it says goodbye");
+    assert!(
+        number("TimeoutStopSec") * 1000 > server.pre_drain_ms + server.shutdown_ms + 10_000,
+        "systemd would kill it while it says goodbye"
+    );
     assert!(number("LimitNOFILE") > server.connections_max as u64 + 4096, "connections would find no file");
     assert_eq!(values(&unit, "RestartPreventExitStatus"), ["64"]);
     let state = format!("/var/lib/{}/", values(&unit, "StateDirectory")[0]);

@@ -93,6 +93,30 @@ async fn it_watches_in_three_protocols_however_it_is_cut() {
     watch(&mut server(), &["--cuts", "4", "--seed", &seed], |_| false).await;
 }
 
+/// The client's script, by another program of npm, on a run that is over.
+async fn watch_by(program: &str, arguments: &[&str]) {
+    let Some(library) = build() else { return };
+    let programs = std::env::var("RUNCAST_TEST_NODE_DIR").expect("RUNCAST_TEST_NODE_DIR is not set: run ./test");
+    let mut command = tokio::process::Command::new(Path::new(&programs).join("node_modules/.bin").join(program));
+    command.args(arguments);
+    let server = server();
+    let input = fixtures::with_deltas(&fixtures::run("fix-failing-test"), 12);
+    server.ingest("r", input.clone()).await;
+    let arguments = ["--timeout", "180", "--cuts", "3", "--library", library.path().to_str().expect("UTF-8")];
+    let peer = peers::start_by(command, &server, "node/watch_typescript.mjs", "r", &fixtures::truth(&input), &arguments);
+    peer.expect("it starts").verdict().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_watches_in_bun() {
+    watch_by("bun", &["run"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_watches_in_deno() {
+    watch_by("deno", &["run", "--quiet", "--allow-all", "--node-modules-dir=manual"]).await;
+}
+
 const KILLS: usize = 5;
 
 #[tokio::test(flavor = "multi_thread")]

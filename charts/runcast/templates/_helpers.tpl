@@ -63,17 +63,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- /*
-How long the kubelet waits: the pre-drain delay, then three waits of at most limitSeconds (streams, ingest, the rest), and what
-the log takes to close.
+How long the kubelet waits: the pre-drain delay, limitSeconds for all that follows, what the log takes to close, and some
+more.
 */ -}}
 {{- define "runcast.grace" -}}
-{{- add (int .Values.drain.preSeconds) (mul 3 (int .Values.drain.limitSeconds)) 10 -}}
+{{- add (int .Values.drain.preSeconds) (int .Values.drain.limitSeconds) 15 -}}
 {{- end }}
 
 {{- /* What no schema can say of the values. */ -}}
 {{- define "runcast.check" -}}
-{{- if gt (int .Values.drain.spreadSeconds) (int .Values.drain.limitSeconds) -}}
-{{- fail "drain.spreadSeconds is larger than drain.limitSeconds: streams would be cut before they are told to come back" -}}
+{{- if gt (mul 4 (int .Values.drain.spreadSeconds)) (mul 3 (int .Values.drain.limitSeconds)) -}}
+{{- fail "drain.spreadSeconds is larger than three quarters of drain.limitSeconds: streams would be cut before they are told to come back" -}}
 {{- end -}}
 {{- if not .Values.configText -}}
 {{- $log := default dict .Values.config.log -}}

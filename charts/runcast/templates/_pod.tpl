@@ -44,6 +44,8 @@ spec:
           value: "0.0.0.0:8080"
         - name: RUNCAST__SERVER__ADMIN_LISTEN
           value: "0.0.0.0:9090"
+        - name: RUNCAST__SERVER__PRE_DRAIN_MS
+          value: {{ mul 1000 (int .Values.drain.preSeconds) | quote }}
         - name: RUNCAST__SERVER__DRAIN_SPREAD_MS
           value: {{ mul 1000 (int .Values.drain.spreadSeconds) | quote }}
         - name: RUNCAST__SERVER__SHUTDOWN_MS
@@ -92,12 +94,6 @@ spec:
         periodSeconds: 5
         timeoutSeconds: 5
         failureThreshold: 2
-      {{- if int .Values.drain.preSeconds }}
-      lifecycle:
-        preStop:
-          sleep:
-            seconds: {{ int .Values.drain.preSeconds }}
-      {{- end }}
       {{- with .Values.resources }}
       resources:
         {{- toYaml . | nindent 8 }}

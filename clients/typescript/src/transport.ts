@@ -104,8 +104,15 @@ export class Transport {
       throw request.signal?.aborted === true ? aborted() : lost(error);
     }
     if (!answer.ok) throw await errorOf(answer);
+    let text: string;
     try {
-      return (await answer.json()) as unknown;
+      text = await answer.text();
+    } catch (error) {
+      // It was cut.
+      throw request.signal?.aborted === true ? aborted() : lost(error);
+    }
+    try {
+      return JSON.parse(text) as unknown;
     } catch {
       throw new APIError(answer.status, "not_json", "the server's answer is no JSON");
     }

@@ -1,6 +1,6 @@
 //! `runcast serve`.
 
-use std::{io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -41,6 +41,7 @@ impl Serve {
         settings.log.path = self.data.unwrap_or(settings.log.path);
         settings.server.insecure |= self.insecure;
         start_logging();
+        let pre_drain = Duration::from_millis(settings.server.pre_drain_ms);
         let runtime = match runtime() {
             Ok(runtime) => runtime,
             Err(error) => return fail(&error, 1),
@@ -54,19 +55,23 @@ impl Serve {
                 demo::begin(&app);
             }
             let mut hangups = signal(SignalKind::hangup())?;
-            loop {
+            // Whoever presses Ctrl-C does not want to wait for a load balancer.
+            let pre_drain = loop {
                 tokio::select! {
-                    _ = signals.0.recv() => break,
-                    _ = signals.1.recv() => break,
+                    _ = signals.0.recv() => break pre_drain,
+                    _ = signals.1.recv() => break Duration::ZERO,
                     _ = hangups.recv() => match self.config.load() {
                         Ok(settings) => app.reload(&settings),
                         Err(error) => tracing::error!(%error, "the configuration cannot be read again: all stays as it was"),
                     },
                 }
-            }
-            tracing::info!("stopping: streams are told to come back; a second signal stops at once");
+            };
+            tracing::info!(
+                pre_drain_ms = pre_drain.as_millis() as u64,
+                "stopping: /readyz says so at once, then streams are told to come back; a second signal stops at once"
+            );
             tokio::select! {
-                () = app.stop() => {}
+                () = app.stop(pre_drain) => {}
                 _ = signals.0.recv() => tracing::warn!("stopped at once"),
                 _ = signals.1.recv() => tracing::warn!("stopped at once"),
             }

@@ -124,8 +124,8 @@ impl Auth {
         caller
     }
 
-    /// Whose failed logins are counted: the client of the nearest proxy that is not trusted.
-    fn address(&self, peer: &Peer, headers: &HeaderMap) -> Option<IpAddr> {
+    /// From where a request comes, which is whose failed logins are counted: the client of the nearest proxy that is not trusted.
+    pub fn address(&self, peer: &Peer, headers: &HeaderMap) -> Option<IpAddr> {
         let mut address = peer.address?;
         let is_trusted = |address: &IpAddr| self.proxies.iter().any(|proxy| proxy.contains(&address.to_canonical()));
         let told: Vec<&str> = headers.get_all("x-forwarded-for").iter().filter_map(|value| value.to_str().ok()).collect();
@@ -183,8 +183,11 @@ impl Auth {
                     None => Err(Goodbye::Unauthorized),
                 };
                 match redeemed {
-                    Ok(caller) => (caller, true),
-                    Err(Goodbye::Unauthorized) => (self.of_cookie(headers, run).ok_or(Goodbye::Unauthorized)?, false),
+                    Ok(caller) => (caller.from(self.address(&login.peer, headers)), true),
+                    Err(Goodbye::Unauthorized) => {
+                        let caller = self.of_cookie(headers, run).ok_or(Goodbye::Unauthorized)?;
+                        (caller.from(self.address(&login.peer, headers)), false)
+                    }
                     Err(goodbye) => return Err(goodbye),
                 }
             }

@@ -252,14 +252,14 @@ impl RawSocket {
         loop {
             // A peer that sends without end is never waited for: others are to have their turn all the same.
             tokio::task::consume_budget().await;
-            if self.shared.stream.readable().await.is_err() {
-                return;
-            }
             match self.shared.stream.try_read(&mut thrown) {
                 Ok(0) => return,
-                Ok(_) => {}
+                Ok(_) => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(_) => return,
+            }
+            if self.shared.stream.readable().await.is_err() {
+                return;
             }
         }
     }
@@ -327,7 +327,7 @@ impl AsyncRead for RawSocket {
             return polled;
         }
         loop {
-            ready!(self.shared.stream.poll_read_ready(context))?;
+            // First: TLS may have something that the socket has not any more.
             match self.shared.stream.try_read(buf.initialize_unfilled()) {
                 Ok(length) => {
                     buf.advance(length);
@@ -336,6 +336,7 @@ impl AsyncRead for RawSocket {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }
+            ready!(self.shared.stream.poll_read_ready(context))?;
         }
     }
 }

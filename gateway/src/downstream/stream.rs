@@ -212,3 +212,128 @@ impl io::Write for Socket<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::VecDeque, sync::Arc};
+
+    use bytes::{Buf as _, Bytes};
+    use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+    use rustls::{
+        ClientConfig, RootCertStore,
+        pki_types::{CertificateDer, ServerName, pem::PemObject as _},
+    };
+    use tokio::{io::AsyncReadExt as _, net::TcpListener};
+    use tokio_rustls::TlsConnector;
+
+    use super::*;
+    use crate::downstream::tls;
+
+    fn key(name: &str) -> std::path::PathBuf {
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/keys").join(name)
+    }
+
+    /// Both ends of an encrypted connection.
+    async fn pair() -> (Stream, tokio_rustls::client::TlsStream<TcpStream>) {
+        let settings = runcast_config::Tls {
+            certificate_file: Some(key("server.pem")),
+            key_file: Some(key("server.key")),
+            ..runcast_config::Tls::default()
+        };
+        let tls = tls::Tls::open(&settings).expect("good files").expect("a certificate");
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(key("ca.pem")).expect("a certificate")).expect("a certificate");
+        let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let address = listener.local_addr().expect("an address");
+        let client = async {
+            let tcp = TcpStream::connect(address).await.expect("connected");
+            let name = ServerName::try_from("localhost").expect("a name");
+            TlsConnector::from(Arc::new(config)).connect(name, tcp).await.expect("shaken")
+        };
+        let server = async {
+            let (tcp, _) = listener.accept().await.expect("accepted");
+            tls.accept(tcp).await.expect("shaken")
+        };
+        let (client, server) = tokio::join!(client, server);
+        (Stream::Tls(Box::new(server)), client)
+    }
+
+    /// However much the socket takes at once, and whether pieces are given alone or together: every byte arrives once, and
+    /// none waits for the next.
+    #[tokio::test]
+    async fn what_is_written_arrives_and_nothing_stays_behind() {
+        let seed: u64 = rand::random();
+        println!("seed {seed}");
+        let mut random = StdRng::seed_from_u64(seed);
+        let (server, mut client) = pair().await;
+        let mut expected = 0u8;
+        for round in 0..60 {
+            let mut pieces: VecDeque<Bytes> = VecDeque::new();
+            let mut sent = Vec::new();
+            for _ in 0..random.random_range(1..20) {
+                let length = if round % 3 == 0 { random.random_range(2..400_000) } else { random.random_range(2..300) };
+                let piece: Vec<u8> = (0..length)
+                    .map(|_| {
+                        expected = expected.wrapping_add(1);
+                        expected
+                    })
+                    .collect();
+                sent.extend_from_slice(&piece);
+                pieces.push_back(piece.into());
+            }
+            let write = async {
+                let mut blocked = 0;
+                while !pieces.is_empty() {
+                    let together: Vec<_> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+                    let written =
+                        if blocked % 2 == 0 { server.try_write_vectored(&together) } else { server.try_write(&pieces[0]) };
+                    let mut written = match written {
+                        Ok(written) => written,
+                        Err(error) => {
+                            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                            blocked += 1;
+                            server.writable().await.expect("open");
+                            continue;
+                        }
+                    };
+                    assert!(written > 0);
+                    while let Some(front) = pieces.front_mut().filter(|_| written > 0) {
+                        let taken = written.min(front.len());
+                        front.advance(taken);
+                        written -= taken;
+                        if front.is_empty() {
+                            pieces.pop_front();
+                        }
+                    }
+                }
+                blocked
+            };
+            // All of it is read without anything more being written.
+            let mut read = vec![0; sent.len()];
+            let (blocked, result) = tokio::join!(write, client.read_exact(&mut read));
+            result.expect("open");
+            assert!(read == sent, "round {round}");
+            assert!(round % 3 != 0 || sent.len() < 4_000_000 || blocked > 0, "the socket was never full");
+        }
+        server.shut_down().expect("open");
+        assert_eq!(client.read(&mut [0; 8]).await.expect("a clean end"), 0);
+    }
+
+    #[tokio::test]
+    async fn what_is_not_tls_is_an_error_and_no_panic() {
+        use tokio::io::AsyncWriteExt as _;
+        let (server, client) = pair().await;
+        let (mut tcp, _) = client.into_inner();
+        tcp.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("written");
+        let mut buf = [0; 64];
+        let error = loop {
+            match server.try_read(&mut buf) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => server.readable().await.expect("open"),
+                Err(error) => break error,
+                Ok(length) => panic!("{length} bytes"),
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+}

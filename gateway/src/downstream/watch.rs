@@ -4,7 +4,7 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use rand::Rng as _;
 use runcast_translators::{
-    event::{RunInfo, Seq},
+    event::{RunId, RunInfo, Seq},
     goodbye::Goodbye,
     position::Position,
 };
@@ -15,6 +15,7 @@ use tokio::{
 
 use super::limits::Place;
 use crate::{
+    access::Caller,
     fanout::{Encoding, Item, Reader, Sink},
     log::ReadError,
     ops::metrics::{Connection, Protocol, ResumedFrom},
@@ -34,6 +35,8 @@ pub struct Admitted {
     pub place: Place,
     /// When its credential expires.
     pub until: Option<Instant>,
+    /// Of whom, and of which run, the log is to tell.
+    pub told: Option<(Caller, RunId)>,
 }
 
 /// What happens next on a stream.
@@ -57,6 +60,7 @@ pub struct Watch {
     leaves: Option<(Pin<Box<Sleep>>, Goodbye)>,
     drains: bool,
     _place: Place,
+    told: Option<Box<Told>>,
     silence: Duration,
     /// Goes off when the stream may have been silent for long. It is set again only then, not at every record.
     alarm: Pin<Box<Sleep>>,
@@ -121,6 +125,7 @@ impl Watch {
             leaves: admitted.until.map(|until| (Box::pin(sleep_until(until)), Goodbye::Unauthorized)),
             drains: false,
             _place: admitted.place,
+            told: admitted.told.map(|(caller, run)| Box::new(Told { caller, run, since: Instant::now(), goodbye: None })),
             silence: Duration::from_millis(silence),
             alarm: Box::pin(sleep(Duration::from_millis(silence))),
             active: Instant::now(),
@@ -234,8 +239,34 @@ impl Watch {
 
     pub fn end(&mut self, goodbye: Goodbye) -> Happening {
         self.over = true;
+        if let Some(told) = &mut self.told {
+            told.goodbye.get_or_insert(goodbye);
+        }
         self.connection.goodbye(goodbye);
         Happening::Over(goodbye)
+    }
+}
+
+/// What the log tells of a stream.
+struct Told {
+    caller: Caller,
+    run: RunId,
+    since: Instant,
+    goodbye: Option<Goodbye>,
+}
+
+impl Told {
+    fn tell(&self, protocol: Protocol) {
+        let how = self.goodbye.unwrap_or(Goodbye::ClientLeft).ending().label;
+        tracing::info!(
+            protocol = protocol.label(),
+            run = %self.run,
+            subject = self.caller.subject(),
+            address = self.caller.address().map(tracing::field::display),
+            how,
+            seconds = self.since.elapsed().as_secs_f64(),
+            "a stream has ended"
+        );
     }
 }
 
@@ -265,5 +296,8 @@ async fn read(
 impl Drop for Watch {
     fn drop(&mut self) {
         self.drain.open.send_modify(|open| *open -= 1);
+        if let Some(told) = &self.told {
+            told.tell(self.connection.protocol());
+        }
     }
 }

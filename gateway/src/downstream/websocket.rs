@@ -278,9 +278,7 @@ impl Socket {
             let mut frame = vec![0x88, 2 + ending.close_reason.len() as u8];
             frame.extend_from_slice(&ending.close_code.to_be_bytes());
             frame.extend_from_slice(ending.close_reason.as_bytes());
-            let notice = (goodbye == Goodbye::Unauthorized).then(|| websocket_text(NOTICE));
-            let mut last = notice.into_iter().chain([Bytes::from(frame)]).collect();
-            if self.write(&mut last, || {}).await.is_ok() {
+            if self.write(&mut VecDeque::from([Bytes::from(frame)]), || {}).await.is_ok() {
                 // The peer's close ends it from its side; one that does not answer is not waited for long.
                 let answer = async { while let Some(Ok(_)) = self.socket.next().await {} };
                 let _ = timeout(CLOSE_WAIT, answer).await;
@@ -421,6 +419,9 @@ impl Session {
                 Heard::Watch(Happening::Over(goodbye)) => {
                     if goodbye == Goodbye::Settled && is_news {
                         self.last_run_frame(socket).await?;
+                    }
+                    if goodbye == Goodbye::Unauthorized {
+                        self.send(socket, VecDeque::from([websocket_text(NOTICE)])).await?;
                     }
                     return Ok(goodbye);
                 }

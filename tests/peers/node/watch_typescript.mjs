@@ -14,7 +14,7 @@ const STATUS = ["UNSPECIFIED", "CREATING", "RUNNING", "FINISHED", "ERROR", "CANC
 
 await peer("typescript", "watches a run with runcast-client", options, async (args, truth) => {
   const library = await import(pathToFileURL(path.join(args.library, "index.js")));
-  const readers = { nodes, activity, websocket, live_text: websocket, native: websocket, since, connect };
+  const readers = { nodes, activity, websocket, live_text: websocket, tickets: websocket, native: websocket, since, connect };
   // Node 20 has a WebSocket of its own only when it is told to.
   if (!("WebSocket" in globalThis)) delete readers.native;
   const bytes = truth.steps.reduce((sum, step) => sum + step.length / 3 + 100, 0);
@@ -22,7 +22,7 @@ await peer("typescript", "watches a run with runcast-client", options, async (ar
   const read = async (name, when, budgets = []) => {
     const proxy = await cuttingProxy(args.base, budgets, args.random);
     const given = name === "native" ? {} : { WebSocket };
-    const client = new library.Client({ baseUrl: proxy.base, token: args.token, giveUpAfterMs: 60_000, ...given });
+    const client = new library.Client({ baseUrl: proxy.base, token: args.token, giveUpAfterMs: 60_000, tickets: name === "tickets", ...given });
     // A single call is not made again by the client.
     const calls = new library.Client({ baseUrl: args.base, token: args.token });
     try {

@@ -14,7 +14,7 @@ import helm_python as helm
 import kubernetes_validate
 import yaml
 
-OLDEST = "1.30"
+OLDEST = "1.27"
 # The Prometheus operator's; Kubernetes does not know them.
 FOREIGN = "monitoring.coreos.com/"
 WARNING = 2
