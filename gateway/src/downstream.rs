@@ -123,7 +123,7 @@ impl Gateway {
         let rpc = move |request: Request| {
             let (grpc, connect, passthrough) = (grpc.clone(), connect.clone(), passthrough.clone());
             let request = held::received(request, budget.clone());
-            async move { serve_rpc(request, grpc, connect, passthrough).await }
+            async move { unbuffered(serve_rpc(request, grpc, connect, passthrough).await) }
         };
         // Whoever speaks to no route of ours may speak sdk.v1: its paths are names of services.
         let known = streams
@@ -287,6 +287,12 @@ async fn serve_rpc(request: Request, grpc: Router, connect: Router, passthrough:
     }
     metrics::refused(Protocol::Rest, "no_route");
     answer::error(StatusCode::NOT_FOUND, "not_found", "there is no such route: see the README for the list")
+}
+
+/// Tells proxies that collect answers, nginx and its kin, to pass this one on as it comes.
+fn unbuffered(mut response: Response) -> Response {
+    response.headers_mut().insert("x-accel-buffering", header::HeaderValue::from_static("no"));
+    response
 }
 
 /// A web page of another origin must not reach us, nor a name that was made to point here.

@@ -14,6 +14,7 @@ mod writer;
 pub use coming::{Coming, Lines as Arrivals};
 pub use lines::{Line, Lines};
 pub use rows::{Ending, Row, RowData, Rows};
+use sessions::kind_of;
 pub use sessions::{is_of_upstream, open_runs, session_of};
 pub use writer::Writer;
 

@@ -192,6 +192,8 @@ pub struct RunPage {
 pub struct LogStats {
     pub runs: u64,
     pub open_runs: u64,
+    /// Open runs without an event for ten minutes, by the time of their source.
+    pub stalled_runs: u64,
     pub bytes: u64,
     /// Appends that wait for the writer.
     pub waiting: u64,

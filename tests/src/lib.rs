@@ -7,6 +7,7 @@ pub mod cuts;
 pub mod daemon;
 pub mod fixtures;
 pub mod nats;
+pub mod nginx;
 pub mod peers;
 pub mod postgres;
 pub mod process;
@@ -15,6 +16,7 @@ pub mod records;
 pub mod replicas;
 pub mod server;
 pub mod stub;
+pub mod tools;
 pub mod wire;
 
 use std::time::Duration;

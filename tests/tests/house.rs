@@ -310,6 +310,7 @@ fn every_member_takes_the_lints_of_the_workspace() {
 }
 
 const METRICS: &str = "gateway/src/ops/metrics.rs";
+const METRICS_FOLDER: &str = "gateway/src/ops/metrics/";
 /// What a label must not tell: whose run it is, or anything else of which there is no end.
 const NO_LABEL: [&str; 6] = ["run", "subject", "path", "token", "id", "session"];
 
@@ -339,7 +340,7 @@ fn odd_metrics(files: &[File]) -> Vec<String> {
                     let key = key.rsplit('"').next().unwrap_or_default();
                     found.extend(NO_LABEL.contains(&key).then(|| format!("{at}: the label `{key}` has no end")));
                 }
-                if file.path != METRICS {
+                if file.path != METRICS && !file.path.starts_with(METRICS_FOLDER) {
                     found.push(format!("{at}: a signal is a function of {METRICS}"));
                 }
                 used.insert((kind, name));

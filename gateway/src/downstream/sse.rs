@@ -242,9 +242,8 @@ fn with_headers(encoding: Nodes, body: Body) -> Response {
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform")),
-        (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
-    (headers, body).into_response()
+    super::unbuffered((headers, body).into_response())
 }
 
 impl Stream {

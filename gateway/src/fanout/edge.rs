@@ -16,7 +16,10 @@ use std::{
 
 use bytes::Bytes;
 use runcast_config::FREE_BYTES;
-use runcast_translators::{event::RunId, position::Position};
+use runcast_translators::{
+    event::{Millis, RunId},
+    position::Position,
+};
 use tokio::sync::Notify;
 
 use super::{
@@ -157,6 +160,7 @@ struct Pump {
     batches: Vec<Batch>,
     sent: Vec<(&'static Encoding, Sent)>,
     delivery: Histogram,
+    source_delay: Histogram,
 }
 
 /// What clients at one place are owed, in one encoding.
@@ -171,8 +175,8 @@ struct Batch {
     end: Position,
     /// There is more behind it, if only that the run is over.
     more: bool,
-    /// When its newest event was kept.
-    committed_at: Option<Instant>,
+    /// When its newest event was kept, and when its source says that it was.
+    committed_at: Option<(Instant, Millis)>,
     records_sent: usize,
     bytes_sent: usize,
     writes: usize,
@@ -184,7 +188,16 @@ impl Pump {
     fn new(hub: Arc<Hub>, shard: Arc<Shard>) -> Self {
         let turn_clients = (hub.settings.shard_clients_max / TURNS).max(1);
         let (members, batches, sent) = (Vec::new(), Vec::new(), Vec::new());
-        Self { hub, shard, members, turn_clients, batches, sent, delivery: metrics::delivery() }
+        Self {
+            hub,
+            shard,
+            members,
+            turn_clients,
+            batches,
+            sent,
+            delivery: metrics::delivery(),
+            source_delay: metrics::source_delay(),
+        }
     }
 
     async fn run(mut self, mut listener: Listener) {
@@ -301,9 +314,10 @@ impl Pump {
     fn measure(&mut self) {
         for batch in &mut self.batches {
             if std::mem::take(&mut batch.to_measure)
-                && let Some(at) = batch.committed_at
+                && let Some((committed_at, at)) = batch.committed_at
             {
-                self.delivery.record(at.elapsed().as_secs_f64());
+                self.delivery.record(committed_at.elapsed().as_secs_f64());
+                self.source_delay.record(metrics::seconds_since(at));
             }
         }
     }
@@ -325,7 +339,7 @@ impl Batch {
             let ring = hub.ring();
             let taken = take_ring(&ring, &mut end, encoding.text, hub.write_bytes_max, &mut items);
             let is_newest = from.seq < end.seq && end.seq == ring.head();
-            (taken, end.seq < ring.head() || ring.is_settled(), ring.committed_at.filter(|_| is_newest))
+            (taken, end.seq < ring.head() || ring.is_settled(), ring.committed_at.filter(|_| is_newest).zip(ring.newest_at()))
         };
         let (mut parts, mut ends, mut length, mut position) = (Vec::new(), Vec::<(usize, Position)>::new(), 0, from);
         for item in &items {

@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use runcast_config::TEXT_COPIES;
 use runcast_translators::{
-    event::{RunId, Seq},
+    event::{Millis, RunId, Seq},
     frame::{Frame, HttpChunk, Nodes, websocket_text},
     nodes,
     position::{Position, text_from},
@@ -105,6 +105,11 @@ impl Ring {
 
     pub fn is_settled(&self) -> bool {
         self.settled
+    }
+
+    /// When the source says that the newest event was, if the ring has it.
+    pub fn newest_at(&self) -> Option<Millis> {
+        self.frames.back().map(|frame| frame.event.fact.at)
     }
 
     pub fn open_chars(&self) -> u32 {

@@ -15,6 +15,12 @@ pub fn is_of_upstream(session: &str) -> bool {
     KINDS.iter().any(|kind| session.starts_with(kind))
 }
 
+/// Who writes a run, as a word of a closed set: the kind of an upstream, or `sender`.
+pub(super) fn kind_of(session: Option<&str>) -> &'static str {
+    let kind = KINDS.iter().find(|kind| session.is_some_and(|session| session.starts_with(**kind)));
+    kind.map_or("sender", |kind| kind.trim_end_matches(':'))
+}
+
 /// The session of an upstream: its kind (`postgres`, `bridge`, `daemon`) and its name in the configuration.
 pub fn session_of(kind: &str, name: &str) -> String {
     let session = format!("{kind}:{name}");

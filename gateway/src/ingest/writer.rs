@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tracing::Instrument as _;
 
 use super::{
-    Ingest, Refused, is_of_upstream,
+    Ingest, Refused, is_of_upstream, kind_of,
     owner::{APPEND_MAX, REBUILD, RETRY_MAX, RETRY_MIN},
 };
 use crate::{
@@ -40,7 +40,7 @@ pub struct Writer {
     text: String,
     /// For the text that its owner's decoder holds.
     text_room: Option<Held>,
-    lag: metrics::Histogram,
+    pace: metrics::Pace,
 }
 
 impl Writer {
@@ -75,6 +75,7 @@ impl Writer {
         mut fold: impl FnMut(&Event),
     ) -> Result<Self, ReadError> {
         let (log, ingest) = (ingest.0.log.clone(), ingest.clone());
+        let kind = kind_of(origin.session.as_deref());
         let mut writer = Self {
             run: run.clone(),
             ingest: ingest.clone(),
@@ -87,7 +88,7 @@ impl Writer {
             told: 0,
             text: String::new(),
             text_room: None,
-            lag: metrics::ingest_lag(),
+            pace: metrics::Pace::of(kind, info.is_none()),
         };
         let Some(info) = info else { return Ok(writer) };
         writer.is_settled = info.is_settled();
@@ -245,7 +246,7 @@ impl Writer {
             let append = Append { run: self.run.clone(), expected_head, facts: facts.clone(), origin };
             match self.log.append(append).instrument(span).await {
                 Ok(events) => {
-                    self.lag.record(received.elapsed().as_secs_f64());
+                    self.pace.kept(&events, received);
                     metrics::events_committed(&events);
                     events.iter().for_each(|event| self.kept(event));
                     return Ok(events);

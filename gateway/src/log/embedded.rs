@@ -77,6 +77,7 @@ pub struct Embedded {
     /// Runs that the device does not give: since when, and what it says.
     unreadable: Mutex<HashMap<RunId, (Instant, String)>>,
     opened: Instant,
+    append_time: metrics::Histogram,
 }
 
 impl Embedded {
@@ -131,6 +132,7 @@ impl Embedded {
             unreadable: Mutex::default(),
             claims: Claims::new(settings.claims_max),
             opened,
+            append_time: metrics::append_time(),
         })
     }
 
@@ -229,6 +231,7 @@ fn with_last_words(writer: Writer, queue: mpsc::Receiver<Command>) -> impl FnOnc
 #[async_trait]
 impl Log for Embedded {
     async fn append(&self, append: Append) -> Result<Vec<Arc<Event>>, AppendError> {
+        let began = Instant::now();
         // Encoded here, in the caller's task: the one writer only copies bytes.
         let records = append.facts.iter().map(encode_record).collect();
         let (reply, answer) = oneshot::channel();
@@ -238,7 +241,9 @@ impl Log for Embedded {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             return Err(self.refusal());
         }
-        answer.await.unwrap_or_else(|_| Err(self.refusal()))
+        let answer = answer.await.unwrap_or_else(|_| Err(self.refusal()));
+        self.append_time.record(began.elapsed().as_secs_f64());
+        answer
     }
 
     async fn read(&self, run: &RunId, after: Seq, limit: ReadLimit) -> Result<Vec<Arc<Event>>, ReadError> {

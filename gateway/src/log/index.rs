@@ -1,7 +1,7 @@
 //! What is known of each run, in memory: by id, by age for lists, and by end for retention.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -13,7 +13,9 @@ use super::{LogStats, RunFilter, RunPage};
 /// Milliseconds since this process opened the log, by a clock that does not jump; negative for what was before.
 pub(super) type Uptime = i64;
 
-/// An entry with its names, in three tables.
+/// An open run without an event for so long is told as stalled.
+const STALLED_AFTER: Millis = 600_000;
+/// An entry with its names, in all tables.
 const RUN_BYTES: u64 = 2048;
 
 /// A run as the index holds it.
@@ -37,7 +39,7 @@ pub(super) struct RunIndex {
     bytes: u64,
     /// About how much memory the runs take here, tombstones aside.
     memory: u64,
-    open: u64,
+    open: HashSet<RunId>,
 }
 
 impl RunIndex {
@@ -64,11 +66,14 @@ impl RunIndex {
             }
             self.bytes -= old.info.bytes;
             self.memory -= memory(&old.info);
-            self.open -= u64::from(is_open(&old.info));
         }
         self.bytes += info.bytes;
         self.memory += memory(&info);
-        self.open += u64::from(is_open(&info));
+        if !is_open(&info) {
+            self.open.remove(&info.run);
+        } else if !self.open.contains(&info.run) {
+            self.open.insert(info.run.clone());
+        }
         if !info.tombstone {
             self.by_age.insert((info.created_at, number), info.run.clone());
         }
@@ -128,8 +133,16 @@ impl RunIndex {
     }
 
     pub fn stats(&self) -> LogStats {
-        // Tombstones are not counted.
-        LogStats { runs: self.by_age.len() as u64, open_runs: self.open, bytes: self.bytes, waiting: 0 }
+        let quiet_since = crate::now() - STALLED_AFTER;
+        let is_stalled = |run: &&RunId| self.runs.get(*run).is_some_and(|entry| entry.info.updated_at < quiet_since);
+        LogStats {
+            // Tombstones are not counted.
+            runs: self.by_age.len() as u64,
+            open_runs: self.open.len() as u64,
+            stalled_runs: self.open.iter().filter(is_stalled).count() as u64,
+            bytes: self.bytes,
+            waiting: 0,
+        }
     }
 }
 
@@ -157,4 +170,26 @@ fn memory(info: &RunInfo) -> u64 {
 
 fn is_open(info: &RunInfo) -> bool {
     !info.tombstone && !info.is_settled()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_run_that_is_silent_is_stalled_until_it_goes_on_or_is_gone() {
+        let mut index = RunIndex::default();
+        let told = |index: &RunIndex| (index.stats().open_runs, index.stats().stalled_runs);
+        let (now, long_ago) = (crate::now(), crate::now() - 2 * STALLED_AFTER);
+        let mut info = RunInfo::new(RunId::new("r").expect("an id"), Default::default(), long_ago);
+        index.put(1, info.clone(), 0);
+        assert_eq!(told(&index), (1, 1));
+        info.updated_at = now;
+        index.put(1, info.clone(), 0);
+        assert_eq!(told(&index), (1, 0));
+        info.updated_at = long_ago;
+        index.put(1, info.clone(), 0);
+        index.put(1, tombstone(&info), 0);
+        assert_eq!(told(&index), (0, 0));
+    }
 }

@@ -4,12 +4,17 @@
 
 use std::time::Duration;
 
-use metrics::{Counter, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{Counter, counter, gauge, histogram};
 pub use metrics::{Gauge, Histogram};
 use runcast_translators::{
     event::{Event, Family, RunStatus},
     goodbye::Goodbye,
 };
+
+mod described;
+mod pace;
+
+pub use pace::{Pace, seconds_since, source_delay};
 
 /// How a client is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,6 +28,8 @@ pub enum Protocol {
 }
 
 impl Protocol {
+    pub const ALL: [Self; 6] = [Self::WebSocket, Self::Sse, Self::Ndjson, Self::Grpc, Self::Connect, Self::Rest];
+
     pub fn label(self) -> &'static str {
         match self {
             Self::WebSocket => "websocket",
@@ -46,13 +53,61 @@ pub enum ResumedFrom {
 const SECONDS: &[f64] =
     &[0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
+/// What is as slow as a model or a person.
+const LONG_SECONDS: &[f64] = &[0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
+/// They have other bounds than what we do ourselves.
+const LONG: [&str; 4] = [
+    "runcast_source_delay_seconds",
+    "runcast_upstream_lag_seconds",
+    "runcast_run_first_event_seconds",
+    "runcast_run_event_gap_seconds",
+];
+
 const KEEP_UP_EVERY: Duration = Duration::from_secs(5);
 
 /// Starts collecting; gives what renders `/metrics`.
 pub fn install() -> Result<metrics_exporter_prometheus::PrometheusHandle, metrics_exporter_prometheus::BuildError> {
-    let handle = metrics_exporter_prometheus::PrometheusBuilder::new().set_buckets(SECONDS)?.install_recorder()?;
-    describe();
+    let mut builder = metrics_exporter_prometheus::PrometheusBuilder::new().set_buckets(SECONDS)?;
+    for name in LONG {
+        builder = builder.set_buckets_for_metric(metrics_exporter_prometheus::Matcher::Full(name.into()), LONG_SECONDS)?;
+    }
+    let handle = builder.install_recorder()?;
+    described::describe();
+    begin_at_zero();
     Ok(handle)
+}
+
+/// What is worth an alert is there before it happens for the first time: Prometheus sees no rise in what has just appeared.
+fn begin_at_zero() {
+    for protocol in Protocol::ALL.map(Protocol::label) {
+        gauge!("runcast_connections", "protocol" => protocol).set(0);
+        counter!("runcast_connects_total", "protocol" => protocol).absolute(0);
+        counter!("runcast_gaps_sent_total", "protocol" => protocol).absolute(0);
+        for goodbye in [Goodbye::Internal, Goodbye::SlowReader] {
+            counter!("runcast_goodbyes_total", "protocol" => protocol, "reason" => goodbye.ending().label).absolute(0);
+        }
+    }
+    for status in [RunStatus::Finished, RunStatus::Error, RunStatus::Cancelled, RunStatus::Expired] {
+        counter!("runcast_runs_settled_total", "status" => status_label(status)).absolute(0);
+    }
+    for result in ["ok", "failed"] {
+        counter!("runcast_key_fetches_total", "result" => result).absolute(0);
+        counter!("runcast_certificate_loads_total", "result" => result).absolute(0);
+    }
+    for limit in ["subject", "run", "rate"] {
+        counter!("runcast_streams_refused_total", "limit" => limit).absolute(0);
+    }
+    counter!("runcast_logins_refused_total", "reason" => "too_many_failures").absolute(0);
+    counter!("runcast_connections_refused_total").absolute(0);
+    counter!("runcast_stuck_clients_cut_off_total").absolute(0);
+    counter!("runcast_stuck_senders_cut_off_total").absolute(0);
+    counter!("runcast_unreadable_records_total").absolute(0);
+    counter!("runcast_late_records_total").absolute(0);
+    counter!("runcast_log_failures_total").absolute(0);
+    counter!("runcast_ownership_taken_over_total").absolute(0);
+    counter!("runcast_tail_holes_total").absolute(0);
+    counter!("runcast_tail_found_total").absolute(0);
+    counter!("runcast_live_dropped_total").absolute(0);
 }
 
 /// Folds samples into their histograms, so that they do not pile up where nobody asks for them.
@@ -64,105 +119,6 @@ pub async fn keep_up(handle: metrics_exporter_prometheus::PrometheusHandle, mut 
             () = crate::stopped(&mut stop) => return,
         }
     }
-}
-
-fn describe() {
-    describe_gauge!("runcast_connections", "Open streams by protocol.");
-    describe_counter!("runcast_connects_total", "Streams that were begun, by protocol.");
-    describe_counter!("runcast_goodbyes_total", "Streams that ended, by protocol and reason.");
-    describe_counter!("runcast_frames_sent_total", "Records handed to sockets, by protocol.");
-    describe_counter!("runcast_sent_bytes_total", Unit::Bytes, "Bytes handed to sockets, by protocol.");
-    describe_counter!(
-        "runcast_socket_writes_total",
-        "Writes to sockets, by protocol; not those of the HTTP library (gRPC, Connect, HTTP/2)."
-    );
-    describe_histogram!(
-        "runcast_delivery_seconds",
-        Unit::Seconds,
-        "From the commit of an event to its write to clients that have all before it; one sample for up to 32 clients."
-    );
-    describe_counter!(
-        "runcast_resumes_total",
-        "Streams that began with a cursor, by protocol and where their events came from first."
-    );
-    describe_counter!("runcast_gaps_sent_total", "Clients that were told that events are missing, by protocol.");
-    describe_counter!("runcast_requests_refused_total", "Requests answered with an error, by protocol and reason.");
-    describe_counter!("runcast_logins_refused_total", "Credentials that were refused or could not be checked, by reason.");
-    describe_counter!("runcast_tickets_total", "Tickets that were shown, by what came of it.");
-    describe_counter!("runcast_key_fetches_total", "Times that the keys of an issuer were fetched, by what came of it.");
-    describe_counter!("runcast_streams_refused_total", "Streams that were refused because there were too many, by which limit.");
-    describe_counter!("runcast_certificate_loads_total", "Times that the certificate was read again, by what came of it.");
-    describe_counter!("runcast_text_cursors_beyond_total", "Cursors that claimed more text than a message has.");
-    describe_counter!("runcast_connections_refused_total", "Connections refused because the server was full.");
-    describe_gauge!(
-        "runcast_memory_max_bytes",
-        Unit::Bytes,
-        "The most memory that the configuration allows; `runcast check` explains it."
-    );
-    describe_gauge!("runcast_memory_resident_bytes", Unit::Bytes, "Memory of this process that is resident.");
-    describe_counter!(
-        "runcast_stuck_clients_cut_off_total",
-        "Clients cut off because they were stuck for the longest when others needed the memory that clients may hold."
-    );
-    describe_counter!(
-        "runcast_stuck_senders_cut_off_total",
-        "Senders cut off within a line because they were stuck for the longest when others needed the memory."
-    );
-    describe_counter!("runcast_open_text_full_total", "Times that the open text of a run found no room.");
-    describe_counter!("runcast_tail_full_total", "Commits that a hub reads from the log because too much waited for hubs.");
-    describe_gauge!(
-        "runcast_fanout_memory_bytes",
-        Unit::Bytes,
-        "Memory charged for watched runs, as if each event was encoded for every protocol."
-    );
-    describe_gauge!("runcast_hubs", "Runs held in memory for their watchers.");
-    describe_gauge!("runcast_ring_events", "Events held in memory for watchers.");
-    describe_counter!("runcast_events_omitted_total", "Events that a protocol does not show on purpose, by protocol and kind.");
-    describe_counter!("runcast_values_replaced_total", "Values replaced by the nearest that a protocol can hold.");
-    describe_counter!("runcast_ingest_records_total", "Records taken from upstreams.");
-    describe_counter!("runcast_ingest_bytes_total", Unit::Bytes, "Bytes of records taken from upstreams.");
-    describe_counter!("runcast_records_omitted_total", "Records of upstreams that are no events, by kind.");
-    describe_counter!("runcast_unreadable_records_total", "Records of upstreams that could not be read.");
-    describe_counter!("runcast_late_records_total", "Records that came after their run was settled.");
-    describe_counter!("runcast_repeated_records_total", "Records that were sent again and recognised.");
-    describe_histogram!("runcast_ingest_lag_seconds", Unit::Seconds, "From the arrival of a record to its commit.");
-    describe_gauge!("runcast_upstreams_lost", "Configured upstreams that cannot be read at present, by kind.");
-    describe_gauge!(
-        "runcast_upstream_lost_since_seconds",
-        Unit::Seconds,
-        "Since when a configured upstream cannot be read, by its kind and name, in seconds since 1970; 0 when it can."
-    );
-    describe_counter!("runcast_upstream_retries_total", "Times that a lost upstream was tried again, by kind.");
-    describe_gauge!(
-        "runcast_upstreams_polled",
-        "Configured upstreams whose notifications do not come through, so that they are polled, by kind."
-    );
-    describe_counter!("runcast_run_finds_total", "Runs that clients asked for and upstreams were asked for, by what came of it.");
-    describe_counter!(
-        "runcast_live_updates_dropped_total",
-        "Deltas and steps that a caller of Send was not sent because it was too slow; what is durable is never dropped."
-    );
-    describe_counter!("runcast_passed_calls_total", "Calls that were passed through to a bridge, by what came of it.");
-    describe_counter!("runcast_notifications_total", "Notifications of databases, by what they told.");
-    describe_counter!("runcast_runs_settled_total", "Runs that ended, by status.");
-    describe_gauge!("runcast_log_runs", "Runs in the log.");
-    describe_gauge!("runcast_log_open_runs", "Runs in the log that are not settled.");
-    describe_gauge!("runcast_log_bytes", Unit::Bytes, "Bytes of events in the log.");
-    describe_gauge!("runcast_log_appends_waiting", "Appends that wait for the log's writer.");
-    describe_counter!("runcast_log_events_total", "Events committed to the log.");
-    describe_counter!("runcast_log_written_bytes_total", Unit::Bytes, "Bytes of events committed to the log.");
-    describe_histogram!("runcast_log_commit_seconds", Unit::Seconds, "Time of one commit.");
-    describe_counter!("runcast_log_failures_total", "Times that the log's device failed; retries are not counted.");
-    describe_histogram!("runcast_log_append_seconds", Unit::Seconds, "From a message or batch to the answer of the bus.");
-    describe_counter!("runcast_tail_refused_total", "Messages of the bus that no stream has stamped or that cannot be read.");
-    describe_counter!("runcast_tail_holes_total", "Events of a watched run that the bus told out of order: the log was read.");
-    describe_counter!("runcast_tail_found_total", "Events of watched runs that were found by comparing with the log.");
-    describe_counter!("runcast_ownership_taken_over_total", "Runs that are followed here since another replica is gone.");
-    describe_counter!("runcast_live_dropped_total", "Live messages that were not told to other replicas.");
-    describe_gauge!("runcast_log_writable", "1 when the log takes appends, else 0; /readyz says why.");
-    describe_counter!("runcast_log_openings_total", "Times that the log was opened again after its device had failed.");
-    describe_gauge!("runcast_log_damaged_runs", "Runs that cannot be read because their entry in the log is damaged.");
-    describe_counter!("runcast_runs_removed_total", "Runs removed by retention.");
 }
 
 /// An open stream; counts its begin, and its end when it is told or dropped.
@@ -485,11 +441,6 @@ pub fn records_ingested(records: usize, bytes: usize) {
     Ingested::new().records(records, bytes);
 }
 
-/// Looked up once by those who write to the log often: from the arrival of a record to its commit.
-pub fn ingest_lag() -> Histogram {
-    histogram!("runcast_ingest_lag_seconds")
-}
-
 pub fn record_omitted(kind: &'static str) {
     counter!("runcast_records_omitted_total", "kind" => kind).increment(1);
 }
@@ -556,7 +507,12 @@ pub fn log_failed(what: &str) {
 }
 
 pub fn log_append(took: Duration) {
-    histogram!("runcast_log_append_seconds").record(took.as_secs_f64());
+    append_time().record(took.as_secs_f64());
+}
+
+/// Looked up once by a log that is appended to often.
+pub fn append_time() -> Histogram {
+    histogram!("runcast_log_append_seconds")
 }
 
 pub fn tail_message_refused() {
@@ -612,6 +568,7 @@ pub fn runs_removed(count: u64) {
 pub fn log_stats(stats: &crate::log::LogStats) {
     gauge!("runcast_log_runs").set(stats.runs as f64);
     gauge!("runcast_log_open_runs").set(stats.open_runs as f64);
+    gauge!("runcast_log_stalled_runs").set(stats.stalled_runs as f64);
     gauge!("runcast_log_bytes").set(stats.bytes as f64);
     gauge!("runcast_log_appends_waiting").set(stats.waiting as f64);
 }
