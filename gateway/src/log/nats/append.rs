@@ -41,11 +41,13 @@ impl Shared {
             return Err(AppendError::Unavailable("it is closed".into()));
         }
         self.waiting.fetch_add(1, Ordering::Relaxed);
+        let run = append.run.clone();
         let result = self.append_now(append).await;
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         match &result {
             Ok(_) => self.note_health(Ok(())),
             Err(AppendError::Unavailable(why)) => self.note_health(Err(why.clone())),
+            Err(AppendError::Conflict { .. }) => self.owners.doubt(&run),
             Err(_) => {}
         }
         result
@@ -74,7 +76,7 @@ impl Shared {
         for (seq, fact) in (before + 1..).zip(facts) {
             base = message::base_after(base, seq, &fact.body);
             let payload = Bytes::from(encode_record(&fact));
-            let (parts, payload) = self.put_away(&run, payload).await?;
+            let (parts, payload) = self.put_away(&run, incarnation, payload).await?;
             let mut headers = series.event(seq, base, &fact, parts.as_ref());
             if is_new && seq == before + 1 {
                 message::put_origin(&mut headers, &origin);

@@ -153,6 +153,11 @@ pub(super) fn parts(headers: &HeaderMap) -> Option<Parts> {
     Some(Parts { count, bytes, hash: words.next()?.to_owned() })
 }
 
+/// The payload alone: as it came it is a part of what was read of the connection at once, and who keeps it keeps all of that.
+pub(super) fn alone(payload: &Bytes) -> Bytes {
+    Bytes::copy_from_slice(payload)
+}
+
 /// The event that a message's payload holds.
 pub(super) fn event(run: &RunId, head: &Head, payload: &Bytes) -> Result<Event, ReadError> {
     decode_record(run, head.seq, payload)
