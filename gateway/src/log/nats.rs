@@ -43,8 +43,8 @@ use self::{
     setup::Buckets, steps::Steps,
 };
 use super::{
-    Append, AppendError, Charge, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail, TailLimits, index::RunIndex,
-    tails::Tails,
+    Append, AppendError, Charge, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail, TailLimits,
+    index::RunIndex, tails::Tails,
 };
 use crate::ops::metrics;
 

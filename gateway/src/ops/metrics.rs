@@ -490,9 +490,13 @@ fn status_label(status: RunStatus) -> &'static str {
     }
 }
 
-pub fn log_committed(events: usize, bytes: usize, took: Duration) {
+pub fn log_kept(events: usize, bytes: usize) {
     counter!("runcast_log_events_total").increment(events as u64);
     counter!("runcast_log_written_bytes_total").increment(bytes as u64);
+}
+
+pub fn log_committed(events: usize, bytes: usize, took: Duration) {
+    log_kept(events, bytes);
     histogram!("runcast_log_commit_seconds").record(took.as_secs_f64());
 }
 

@@ -72,6 +72,7 @@ pub(super) async fn connect(settings: &NatsSettings, links: watch::Sender<u64>) 
         match error.kind() {
             ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => OpenError::Unknown { servers, why },
             ConnectErrorKind::Tls => OpenError::Tls { servers, why },
+            _ if is_of_tls(&error) => OpenError::Tls { servers, why },
             _ => refused(why),
         }
     })?;
@@ -80,6 +81,19 @@ pub(super) async fn connect(settings: &NatsSettings, links: watch::Sender<u64>) 
         return Err(OpenError::Server { found: version });
     }
     Ok(client)
+}
+
+/// The library tells of a handshake that failed as of a connection that broke.
+fn is_of_tls(error: &(dyn std::error::Error + 'static)) -> bool {
+    let own = |error: &io::Error| error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
+    let mut error = Some(error);
+    while let Some(this) = error {
+        if this.is::<rustls::Error>() || this.downcast_ref().is_some_and(own) {
+            return true;
+        }
+        error = this.source();
+    }
+    false
 }
 
 fn file(key: &'static str, path: &Path) -> Result<String, OpenError> {

@@ -204,3 +204,19 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_in_pieces_is_the_text() {
+        for text in
+            ["", "a", &"x".repeat(PIECE_BYTES), &"ü".repeat(PIECE_BYTES), &format!("x{}", "\u{1f600}".repeat(PIECE_BYTES))]
+        {
+            let cut: Vec<&str> = pieces(text).collect();
+            assert_eq!(cut.concat(), text);
+            assert!(cut.iter().all(|piece| !piece.is_empty() && piece.len() <= PIECE_BYTES + 3));
+        }
+    }
+}

@@ -73,9 +73,7 @@ impl Series<'_> {
     /// The headers of an event. `base` as in [`Head`].
     pub fn event(&self, seq: Seq, base: Seq, fact: &Fact, parts: Option<&Parts>) -> HeaderMap {
         let mut headers = self.headers(seq, base, fact.body.kind(), fact.at);
-        if let Some(Parts { count, bytes, hash }) = parts {
-            headers.insert(PARTS, format!("{count} {bytes} {hash}"));
-        }
+        parts.into_iter().for_each(|parts| put_parts(&mut headers, parts));
         headers
     }
 
@@ -85,6 +83,11 @@ impl Series<'_> {
         headers.insert(REMOVED, "1");
         headers
     }
+}
+
+/// Says that the payload lies in parts.
+pub(super) fn put_parts(headers: &mut HeaderMap, Parts { count, bytes, hash }: &Parts) {
+    headers.insert(PARTS, format!("{count} {bytes} {hash}"));
 }
 
 /// Says with a run's first event what cannot be read from its events.

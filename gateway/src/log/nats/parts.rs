@@ -72,9 +72,19 @@ struct Event {
 }
 
 impl Shared {
-    /// Stores a payload that is too large for one message in parts; gives what the message says instead.
-    pub(super) async fn put_away(&self, run: &RunId, incarnation: u32, payload: Bytes) -> Result<(Option<Parts>, Bytes), AppendError> {
-        let max = self.bus.client.max_payload().saturating_sub(HEADERS).max(HEADERS);
+    /// The largest payload of one message.
+    pub(super) fn message_max(&self) -> usize {
+        self.bus.client.max_payload().saturating_sub(HEADERS).max(HEADERS)
+    }
+
+    /// Stores a payload of more than `max` bytes in parts; gives what the message says instead. One that says so already stays.
+    pub(super) async fn put_away(
+        &self,
+        run: &RunId,
+        incarnation: u32,
+        payload: Bytes,
+        max: usize,
+    ) -> Result<(Option<Parts>, Bytes), AppendError> {
         if payload.len() <= max {
             return Ok((None, payload));
         }
@@ -96,7 +106,7 @@ impl Shared {
         let mut count = 0;
         let mut rest = payload.clone();
         while !rest.is_empty() {
-            let part = rest.split_to(max.min(rest.len()));
+            let part = rest.split_to(self.message_max().min(rest.len()));
             let subject = self.bus.names.part(run, &hash, &count.to_string());
             let stored = self.bus.store(subject, HeaderMap::new(), part).await;
             stored.map_err(|why| AppendError::Unavailable(format!("a part of a large event is not stored: {why:?}")))?;

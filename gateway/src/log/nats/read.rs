@@ -163,12 +163,18 @@ impl Shared {
                 let place = stored.place;
                 let at = message::head(&stored.headers, place)?;
                 from = From { place: place + 1, skip: 0 };
-                if at.is_removed && at.seq > after {
+                if at.is_removed && at.seq >= head {
                     // It was removed while it was read.
                     self.note_removed(run, &at);
-                    return Ok(events);
+                    return Ok(Vec::new());
                 }
-                if at.seq <= after || at.is_removed {
+                if at.is_removed {
+                    // What comes behind it is of the run's next life, and what came before it is gone.
+                    events.clear();
+                    bytes = 0;
+                    continue;
+                }
+                if at.seq <= after {
                     continue;
                 }
                 let want = events.last().map_or(after + 1, |(last, _): &(Arc<Event>, usize)| last.seq + 1);

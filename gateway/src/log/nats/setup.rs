@@ -131,11 +131,7 @@ async fn bucket(context: &Context, wanted: kv::Config, make: bool) -> Result<Opt
         Ok(store) => {
             let found = store.status().await.map_err(|error| failed(error.to_string()))?.info.config;
             let differences = bucket_differences(&found, &wanted);
-            if differences.is_empty() {
-                Ok(Some(store))
-            } else {
-                Err(OpenError::Differs { name, what: differences.join("; ") })
-            }
+            if differences.is_empty() { Ok(Some(store)) } else { Err(OpenError::Differs { name, what: differences.join("; ") }) }
         }
         Err(error) if matches!(error.kind(), KeyValueErrorKind::GetBucket) && make => {
             context.create_key_value(wanted).await.map(Some).map_err(|error| failed(error.to_string()))
