@@ -198,3 +198,41 @@ async fn a_file_of_credentials_is_what_an_operator_hands_out() {
     let nonsense = keys.file("nonsense.creds", "nothing\n");
     keys.assert_refused(&format!("{servers}credentials_file = {nonsense}\n"), &["log.nats.credentials_file", "cannot be used"]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_there_and_does_not_fit_is_refused_and_named() {
+    use async_nats::jetstream::{self, kv, stream};
+    let (keys, nats) = (Keys::new(), NatsServer::start());
+    let servers = format!("servers = [\"{}\"]\n", nats.url);
+    let (is_content, said) = keys.check(&servers);
+    assert!(is_content && said.contains("the stream RUNCAST is not there and will be made"), "{said}");
+    assert!(said.contains("the bucket RUNCAST_LEASES is not there and will be made"), "{said}");
+    let bus = jetstream::new(async_nats::connect(&nats.url).await.expect("connected"));
+    let age = std::time::Duration::from_secs(60);
+    for (name, change) in [
+        ("max_age is 60s and must be 0ns", stream::Config { max_age: age, ..stream::Config::default() }),
+        ("discard is Old and must be New", stream::Config::default()),
+        (
+            "storage is Memory and must be File",
+            stream::Config { storage: stream::StorageType::Memory, ..stream::Config::default() },
+        ),
+        ("allow_atomic is false and must be true", stream::Config::default()),
+        ("max_msg_size is 4096 and must be unlimited", stream::Config { max_message_size: 4096, ..stream::Config::default() }),
+        ("republish is None", stream::Config { allow_atomic_publish: true, ..stream::Config::default() }),
+    ] {
+        let config = stream::Config { name: "RUNCAST".into(), subjects: vec!["runcast.log.*".into()], ..change };
+        bus.create_stream(config).await.expect("made");
+        keys.assert_refused(&servers, &["RUNCAST on NATS does not fit", name, "log.nats.name"]);
+        bus.delete_stream("RUNCAST").await.expect("gone");
+    }
+    let short =
+        kv::Config { bucket: "RUNCAST_LEASES".into(), max_age: std::time::Duration::from_secs(1), ..kv::Config::default() };
+    bus.create_key_value(short).await.expect("made");
+    keys.assert_refused(
+        &servers,
+        &["KV_RUNCAST_LEASES on NATS does not fit", "max_age is 1s", "10s or more (log.nats.lease_ms)"],
+    );
+    assert_works(&keys, "r", &format!("{servers}lease_ms = 1000\n")).await;
+    let (is_content, said) = keys.check(&format!("{servers}lease_ms = 1000\n"));
+    assert!(is_content && said.contains("the stream RUNCAST is there and fits"), "{said}");
+}

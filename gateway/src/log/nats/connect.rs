@@ -13,6 +13,8 @@ const SERVER_MIN: (i64, i64, i64) = (2, 12, 0);
 /// Messages of one subscription that wait to be taken; beyond, the library drops some, which is found out. Whoever has a
 /// subscription takes at once what comes, and does nothing else.
 const SUBSCRIPTION_MAX: usize = 1024;
+/// The longest pause between two tries to connect.
+const RECONNECT_MAX: Duration = Duration::from_secs(1);
 /// What waits to be written to the server; beyond, whoever has something to say waits.
 const COMMANDS_MAX: usize = 256;
 
@@ -33,6 +35,7 @@ pub(super) async fn connect(settings: &NatsSettings, links: watch::Sender<u64>) 
         .request_timeout(Some(Duration::from_millis(settings.answer_wait_ms)))
         .subscription_capacity(SUBSCRIPTION_MAX)
         .client_capacity(COMMANDS_MAX)
+        .reconnect_delay_callback(pause)
         .ping_interval(Duration::from_millis(settings.ping_every_ms))
         .event_callback(move |event| {
             let links = links.clone();
@@ -81,6 +84,15 @@ pub(super) async fn connect(settings: &NatsSettings, links: watch::Sender<u64>) 
         return Err(OpenError::Server { found: version });
     }
     Ok(client)
+}
+
+/// How long is waited before the connection is tried again: replicas do not come back at the same moment, and not late.
+fn pause(tries: usize) -> Duration {
+    if tries <= 1 {
+        return Duration::ZERO;
+    }
+    let most = Duration::from_millis(1 << tries.min(10));
+    most.min(RECONNECT_MAX).mul_f64(0.5 + rand::random::<f64>() / 2.0)
 }
 
 /// The library tells of a handshake that failed as of a connection that broke.
