@@ -94,6 +94,11 @@ pub async fn write_anywhere(doors: &[Door], run: &str, lines: &[Bytes], pause: D
         match client.post(url).body(body).timeout(PATIENCE).send().await {
             Ok(answer) if answer.status().is_success() => sent = until,
             Ok(answer) if answer.status().as_u16() == 503 => {}
+            // Another sender has ended it: the next question says so.
+            Ok(answer) if answer.status().as_u16() == 409 => {
+                let text = answer.text().await.unwrap_or_default();
+                assert!(text.contains("run_settled"), "run {run} at {kept}: {text}");
+            }
             Ok(answer) => panic!("run {run} at {kept}: {} {}", answer.status(), answer.text().await.unwrap_or_default()),
             // It was killed, perhaps with what we sent.
             Err(_) => {}

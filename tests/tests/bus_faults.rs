@@ -302,7 +302,22 @@ async fn an_owner_that_is_killed_within_a_step_leaves_all_of_its_events_or_none(
     // Where it is killed: behind the first message of a batch; behind its last one, before the answer; behind a single one.
     const PLACES: [&str; 3] = ["Nats-Batch-Sequence: 2\r\n", "Nats-Batch-Commit: 1\r\n", ""];
     let seed = runcast_tests::seed();
-    let input = fixtures::with_deltas(&fixtures::run("fix-failing-test"), 9);
+    let mut input = body(&[json!({"type": "system", "subtype": "init", "session_id": "s"})]);
+    for n in 0..8 {
+        let call = |call: &str| json!({"type": "tool_use", "id": format!("{call}{n}"), "name": "Read", "input": [1]});
+        let text = json!({"type": "text", "text": format!("step {n}. ")});
+        let several = json!({"id": format!("a{n}"), "content": [text, call("x"), call("y"), call("z")]});
+        input.push_str(&body(&[
+            json!({"type": "assistant", "message": several, "parent_tool_use_id": null}),
+            // What stands between deltas is kept by itself.
+            started(&format!("b{n}")),
+            delta("one "),
+            json!({"type": "novel", "n": n}),
+            delta("two "),
+            said(&format!("b{n}"), "one two "),
+        ]));
+    }
+    let input = Bytes::from(input);
     let lines = fixtures::lines(&input);
     for (round, place) in PLACES.into_iter().enumerate() {
         let Linked { mut servers, links, nats: _nats } = Linked::start(2, |options| options).await;

@@ -16,7 +16,10 @@ use futures_util::{
     future::{Fuse, FusedFuture as _},
 };
 use runcast_translators::event::{Event, RunId, Seq};
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    time::MissedTickBehavior,
+};
 
 use super::{Shared, message};
 use crate::{
@@ -131,6 +134,7 @@ impl Shared {
         let quiet = Duration::from_millis(self.settings.check_every_ms.max(100));
         let mut check = tokio::time::interval(quiet);
         check.reset();
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut idle = tokio::time::interval(IDLE);
         idle.reset();
         let mut unwatched = false;

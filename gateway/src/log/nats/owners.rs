@@ -11,6 +11,7 @@ use async_nats::jetstream::kv::{CreateErrorKind, Operation, UpdateErrorKind};
 use bytes::Bytes;
 use runcast_translators::event::RunId;
 use serde::{Deserialize, Serialize};
+use tokio::time::MissedTickBehavior;
 
 use super::{Shared, names::token};
 use crate::{log::ReadError, ops::metrics};
@@ -162,6 +163,7 @@ impl Shared {
     /// Says again and again that this replica lives, until the log is closed.
     pub(super) async fn keep_alive(self: Arc<Self>) {
         let mut tick = tokio::time::interval(self.lease() / 4);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
             if let Err(error) = self.renew().await {
