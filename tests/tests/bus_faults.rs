@@ -77,7 +77,14 @@ async fn a_bus_that_is_away_beyond_every_limit_leaves_signs_of_life_and_holds_ev
     let (doors, seed) = (servers.iter().map(Door::of).collect::<Vec<_>>(), runcast_tests::seed());
     let input = fixtures::with_deltas(&fixtures::run("fix-failing-test"), 7);
     let lines = fixtures::lines(&input);
-    servers[0].send_lines("w", 0, "{\"type\":\"novel\"}\n").await;
+    // A sender whose request is open all the time.
+    let (tell, lines_of_w) = tokio::sync::mpsc::channel::<Result<String, std::io::Error>>(4);
+    let stream = futures_util::stream::unfold(lines_of_w, |mut lines| async move { Some((lines.recv().await?, lines)) });
+    let url = servers[0].url("/v1/runs/w/events?session=tests&from=0");
+    let mut sending = pin!(tokio::spawn(reqwest::Client::new().post(url).body(reqwest::Body::wrap_stream(stream)).send()));
+    let novel = || Ok(String::from("{\"type\":\"novel\"}\n"));
+    tell.send(novel()).await.expect("sent");
+    until("its first line", || async { (servers[0].get("/v1/runs/w/ingest").await.1["next_line"] == 1).then_some(()) }).await;
     let breaking = async {
         until("the run", || async { (servers[0].get("/v1/agents/runs/r").await.0 == 200).then_some(()) }).await;
         let mut silent = Vec::new();
@@ -89,7 +96,8 @@ async fn a_bus_that_is_away_beyond_every_limit_leaves_signs_of_life_and_holds_ev
             not_ready(server, "NATS").await;
         }
         // What is sent now is not answered, however often its append has given up.
-        let mut sending = pin!(servers[0].send_lines("w", 1, "{\"type\":\"novel\"}\n"));
+        tell.send(novel()).await.expect("sent");
+        drop(tell);
         let waiting = async {
             until("a server that says what waits", || async {
                 let said = servers[0].said().iter().any(|line| line.contains("the bus takes no events; they wait"));
@@ -111,7 +119,8 @@ async fn a_bus_that_is_away_beyond_every_limit_leaves_signs_of_life_and_holds_ev
         for server in &servers {
             until("a server that is ready", || async { is_ready(server).await.then_some(()) }).await;
         }
-        assert_eq!(sending.await, 2, "it is taken when the bus is back");
+        let answer = sending.await.expect("no panic").expect("an answer").text().await.expect("a body");
+        assert!(answer.contains("\"next_line\":2"), "it is taken when the bus is back: {answer}");
     };
     let writing = write_anywhere(&doors, "r", &lines, Duration::from_millis(20), seed);
     let ((), seen, ()) = tokio::join!(writing, watch_all(&doors, "r", true, seed), breaking);
@@ -317,6 +326,7 @@ async fn an_owner_that_is_killed_within_a_step_leaves_all_of_its_events_or_none(
             said(&format!("b{n}"), "one two "),
         ]));
     }
+    input.push_str(&body(&[json!({"type": "result", "subtype": "success", "is_error": false, "result": "done"})]));
     let input = Bytes::from(input);
     let lines = fixtures::lines(&input);
     for (round, place) in PLACES.into_iter().enumerate() {
