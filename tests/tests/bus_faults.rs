@@ -109,7 +109,7 @@ async fn a_bus_that_is_away_beyond_every_limit_leaves_signs_of_life_and_holds_ev
             }
         };
         tokio::select! {
-            _ = &mut sending => panic!("what is sent waits"),
+            answer = &mut sending => panic!("what is sent waits: {answer:?}"),
             () = waiting => {}
         }
         for server in &servers {
