@@ -94,6 +94,8 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         ("log.nats.batch_bytes_max", log.nats.batch_bytes_max),
         ("log.nats.event_bytes_max", log.nats.event_bytes_max),
         ("log.nats.live_queue_max", log.nats.live_queue_max),
+        ("log.nats.catch_ups_max", log.nats.catch_ups_max),
+        ("log.nats.waiting_bytes_max", log.nats.waiting_bytes_max),
         ("ingest.line_bytes_max", ingest.line_bytes_max),
         ("ingest.batch_bytes_max", ingest.batch_bytes_max),
         ("ingest.memory_bytes_max", ingest.memory_bytes_max),
@@ -137,6 +139,7 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         ("log.retention.sweep_every_ms", log.retention.sweep_every_ms),
         ("log.nats.connect_timeout_ms", log.nats.connect_timeout_ms),
         ("log.nats.answer_wait_ms", log.nats.answer_wait_ms),
+        ("log.nats.ping_every_ms", log.nats.ping_every_ms),
         ("log.nats.check_every_ms", log.nats.check_every_ms),
         ("log.nats.index_every_ms", log.nats.index_every_ms),
         ("log.nats.lease_ms", log.nats.lease_ms),
@@ -160,6 +163,10 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
     let is_word = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-');
     if log.nats.name.is_empty() || log.nats.name.len() > 32 || !log.nats.name.chars().all(is_word) {
         return invalid("log.nats.name", "must be 1 to 32 letters, digits, _ or -");
+    }
+    let waits = log.read_wait_ms.saturating_add(log.nats.answer_wait_ms).saturating_mul(4);
+    if log.nats.parts_keep_ms < waits {
+        return invalid("log.nats.parts_keep_ms", &format!("must be at least {waits}, 4 × (log.read_wait_ms + answer_wait_ms)"));
     }
     if log.nats.servers.is_empty() {
         return invalid("log.nats.servers", "must name a server: nats://127.0.0.1:4222");
@@ -343,6 +350,7 @@ mod tests {
             ("[log.nats]\nreplicas = 0\n", "log.nats.replicas"),
             ("[log.nats]\nuser = \"u\"\n", "log.nats"),
             ("[log.nats]\nlease_ms = 0\n", "log.nats.lease_ms"),
+            ("[log.nats]\nparts_keep_ms = 10000\n", "log.nats.parts_keep_ms"),
             ("[server]\nallowed_origins = [\"dash.example\"]\n", "server.allowed_origins"),
             ("[[upstream]]\nkind = \"ndjson\"\npath = \"x\"\nrun = \"\"\n", "upstream.run"),
             ("[[upstream]]\nkind = \"postgres\"\n", "upstream.url"),

@@ -3,7 +3,7 @@
 //! Each part of the sum has its place in the program where it is held to; a new part of the program that keeps something
 //! adds a [`Part`] here, an upstream in [`of_upstream`].
 
-use crate::{Settings, Upstream};
+use crate::{Backend, Log, Settings, Upstream};
 
 /// What a connection may hold without asking: of its request's body, of what it was not sent yet, of a line that is coming.
 pub const FREE_BYTES: usize = 16 << 10;
@@ -57,6 +57,12 @@ const SPAN_BYTES: u64 = 2 << 10;
 const TLS_READ_BYTES: u64 = 64 << 10;
 /// A run id that is remembered, with its place in tables.
 const ID_BYTES: u64 = 512;
+/// What is remembered of the log on NATS: the last messages of runs, some places of their events, first places of steps, who
+/// follows what.
+const PLACES_BYTES: u64 = 160 << 20;
+/// What the NATS library has on its way: commands that wait to be written, each with a piece of text at most (appends are counted
+/// among lines on their way), and what was read of the connection at once.
+const NATS_BYTES: u64 = 48 << 20;
 
 /// What contributes how much.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,12 +124,6 @@ impl MemoryMax {
                 "reads of the log: fanout.reads_max × 8 × the larger of fanout.page_bytes_max and ingest.line_bytes_max",
                 times(fanout.reads_max, times(FRAME_COPIES, bytes(fanout.page_bytes_max).max(line))),
             ),
-            part("the log's pages: log.cache_bytes_max", bytes(log.cache_bytes_max)),
-            part(
-                "one commit: 4 × log.group_bytes_max and a line of the largest size",
-                add(times(4, bytes(log.group_bytes_max)), line),
-            ),
-            part("events that lie in the log's journal: 4 × log.journal_bytes_max", times(4, bytes(log.journal_bytes_max))),
             part("the run index: log.retention.index_bytes_max", log.retention.index_bytes_max),
             part(
                 "runs that are looked for: find.asks_max and find.unknown_max × 512",
@@ -141,6 +141,7 @@ impl MemoryMax {
             let encrypted = add(bytes(TLS_BYTES_MAX), TLS_READ_BYTES);
             parts.push(part("TLS: (server.connections_max + 64) × 96 KiB", times(connections, encrypted)));
         }
+        parts.extend(of_log(log, line));
         parts.extend(upstream.iter().map(|upstream| of_upstream(upstream, settings)));
         Self { parts }
     }
@@ -157,6 +158,29 @@ impl MemoryMax {
             out.push_str(&format!("#{:>7} MiB  {what}\n", mib(*bytes)));
         }
         out
+    }
+}
+
+/// What the log itself takes, where it is kept.
+fn of_log(log: &Log, line: u64) -> Vec<Part> {
+    match log.backend {
+        Backend::Embedded => vec![
+            part("the log's pages: log.cache_bytes_max", bytes(log.cache_bytes_max)),
+            part(
+                "one commit: 4 × log.group_bytes_max and a line of the largest size",
+                add(times(4, bytes(log.group_bytes_max)), line),
+            ),
+            part("events that lie in the log's journal: 4 × log.journal_bytes_max", times(4, bytes(log.journal_bytes_max))),
+        ],
+        Backend::Nats => vec![
+            part("what waits of NATS or for it: log.nats.waiting_bytes_max", bytes(log.nats.waiting_bytes_max)),
+            part(
+                "runs that are read of NATS: log.nats.catch_ups_max × 4 × the larger of 8 MiB and ingest.line_bytes_max",
+                times(log.nats.catch_ups_max, bytes(REBUILD_BYTES).max(line).saturating_mul(EVENT_COPIES)),
+            ),
+            part("what is remembered of places on NATS", PLACES_BYTES),
+            part("the connection to NATS", NATS_BYTES),
+        ],
     }
 }
 
@@ -253,6 +277,21 @@ mod tests {
         let settings = Settings { upstream, ..Settings::default() };
         let more = MemoryMax::of(&settings).total() - alone;
         assert!(more < 1 << 30, "{}", MemoryMax::of(&settings).render());
+    }
+
+    #[test]
+    fn a_log_on_nats_has_its_own_parts() {
+        let mut settings = Settings::default();
+        settings.log.backend = Backend::Nats;
+        let sum = |settings: &Settings| MemoryMax::of(settings).total();
+        let before = sum(&settings);
+        settings.log.cache_bytes_max += 1;
+        assert_eq!(sum(&settings), before, "there is no file");
+        for change in [|log: &mut Log| log.nats.waiting_bytes_max += 1, |log: &mut Log| log.nats.catch_ups_max += 1] {
+            let before = sum(&settings);
+            change(&mut settings.log);
+            assert!(sum(&settings) > before, "{}", MemoryMax::of(&settings).render());
+        }
     }
 
     #[test]

@@ -237,10 +237,13 @@ impl Ingest {
     }
 
     async fn ask<T>(&self, run: &RunId, command: impl Fn(oneshot::Sender<Result<T, Refused>>) -> Command) -> Result<T, Refused> {
-        // The state of a run of an upstream is elsewhere; here it would even be settled for want of lines.
-        let info = self.0.log.info(run).await.map_err(|error| Refused::Log(error.0))?;
-        if info.is_some_and(|info| info.origin.session.as_deref().is_some_and(is_of_upstream)) {
-            return Err(Refused::InUse);
+        // The state of a run of an upstream is elsewhere; here it would even be settled for want of lines. Of a run that has an
+        // owner here that is known: so its sender waits for a log that is away, and is not refused.
+        if !self.owners().contains_key(run) {
+            let info = self.0.log.info(run).await.map_err(|error| Refused::Log(error.0))?;
+            if info.is_some_and(|info| info.origin.session.as_deref().is_some_and(is_of_upstream)) {
+                return Err(Refused::InUse);
+            }
         }
         // An owner may end between being found and being asked: then a new one is asked.
         for _ in 0..3 {

@@ -110,6 +110,34 @@ async fn the_log_numbers_densely_and_reads_from_any_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn facts_of_any_number_and_size_are_appended_at_once() {
+    for Backend { log, .. } in backends(|_| {}).await {
+        log.append(append("many", 0, (0..1000).map(step).collect())).await.expect("appended");
+        log.append(append("many", 1000, (1000..2500).map(step).collect())).await.expect("appended");
+        assert_eq!(seqs_all(&log, "many").await, (1..=2500).collect::<Vec<_>>());
+        // Together far more than one batch takes, and of one message of an upstream.
+        let large = |n: usize| Fact { original: Some(Json::built(format!("\"{}\"", "x".repeat(n)))), ..step(0) };
+        let facts: Vec<Fact> = (0..24).map(|n| large(700_000 + n)).chain([large(1), large(3 << 20)]).collect();
+        let kept = log.append(append("large", 0, facts)).await.expect("appended");
+        let read = log.read(&run("large"), 0, ALL).await.expect("readable");
+        assert!(read.iter().zip(&kept).all(|(read, kept)| read == kept) && !read.is_empty());
+        assert_eq!(seqs_all(&log, "large").await, (1..=26).collect::<Vec<_>>());
+    }
+}
+
+/// All of a run, page by page.
+async fn seqs_all(log: &Arc<dyn Log>, name: &str) -> Vec<u64> {
+    let mut all = Vec::new();
+    loop {
+        let page = seqs(log, name, all.last().copied().unwrap_or(0), ALL).await;
+        if page.is_empty() {
+            return all;
+        }
+        all.extend(page);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn another_writer_is_noticed_and_a_settled_run_takes_no_more() {
     for Backend { log, .. } in backends(|_| {}).await {
         log.append(append("r", 0, vec![step(0)])).await.expect("appended");
@@ -244,6 +272,9 @@ async fn retention_removes_settled_runs_and_a_run_that_comes_again_goes_on_behin
             assert_eq!(seqs(&log, "open", 0, ALL).await, [1], "{limit}: a run that is being written is never removed");
             let again = log.append(append("old", 0, vec![step(0)])).await.expect("appended");
             assert_eq!(again[0].seq, 4);
+            for after in [0, 2, 3] {
+                assert_eq!(seqs(&log, "old", after, ALL).await, [4], "{limit}: what is there now, from {after} on");
+            }
             let info = log.info(&run("old")).await.expect("readable").expect("there");
             assert_eq!((info.incarnation, info.first, info.head), (2, 4, 4));
         }

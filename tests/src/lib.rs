@@ -3,6 +3,7 @@
 //! Nothing here sleeps to see whether something happened: everything waits for a condition, with one generous limit.
 
 pub mod bridge;
+pub mod bus;
 pub mod cuts;
 pub mod daemon;
 pub mod fixtures;

@@ -124,6 +124,16 @@ impl NatsServer {
         number.chars().take_while(char::is_ascii_digit).collect::<String>().parse().expect("a number")
     }
 
+    /// How many messages lie in a stream.
+    pub fn messages(&self, stream: &str) -> u64 {
+        let answer = self.tells("/jsz?streams=1").expect("an answer");
+        // Names and numbers stand each on a line of its own.
+        let own =
+            answer.split(&format!("\"name\": \"{stream}\"")).nth(1).unwrap_or_else(|| panic!("no stream {stream}: {answer}"));
+        let number = own.split("\"messages\":").nth(1).expect("a number").trim_start();
+        number.chars().take_while(char::is_ascii_digit).collect::<String>().parse().expect("a number")
+    }
+
     /// Whether it is there, with all that the others of its cluster have.
     pub fn is_healthy(&self) -> bool {
         self.tells("/healthz").is_some_and(|answer| answer.starts_with("HTTP/1.0 200") || answer.starts_with("HTTP/1.1 200"))

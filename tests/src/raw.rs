@@ -51,6 +51,24 @@ impl RawStream {
         }
     }
 
+    /// Reads until `mark` has come `count` times; what else comes is passed over.
+    pub async fn read_marks(&mut self, mark: &str, count: usize) {
+        let finder = memchr::memmem::Finder::new(mark);
+        let (mut bytes, mut found) = (std::mem::take(&mut self.rest), 0);
+        loop {
+            let ends: Vec<usize> = finder.find_iter(&bytes).map(|at| at + mark.len()).collect();
+            found += ends.len();
+            if found >= count {
+                return;
+            }
+            // The beginning of a mark may stand at the end.
+            let keep = bytes.len().saturating_sub(mark.len() - 1).max(ends.last().copied().unwrap_or(0));
+            bytes.drain(..keep);
+            let read = crate::within(mark, self.socket.read_buf(&mut bytes)).await.expect("readable");
+            assert!(read > 0, "the stream ended behind {found} times {mark}");
+        }
+    }
+
     /// Reads until `count` numbers have come, as [`Numbers`] knows them.
     pub async fn read_numbers(&mut self, mark: &str, count: usize) {
         let mut numbers = Numbers::new(mark);

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    bus::BusLink,
     nats::NatsServer,
     records::{Door, End, Record, Way, is_complete, last_cursor},
     server::{Options, Server},
@@ -45,6 +46,27 @@ impl Replicas {
     }
 }
 
+/// Replicas that each have a network of their own to one NATS.
+pub struct Linked {
+    pub servers: Vec<Server>,
+    pub links: Vec<BusLink>,
+    pub nats: NatsServer,
+}
+
+impl Linked {
+    /// `change` may add lines to the table `[log.nats]`.
+    pub async fn start(count: usize, change: impl Fn(Options) -> Options) -> Self {
+        let nats = NatsServer::start();
+        let (mut servers, mut links) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let link = BusLink::to(&nats.url).await;
+            servers.push(Server::start_with(change(options(&link.url))));
+            links.push(link);
+        }
+        Self { servers, links, nats }
+    }
+}
+
 /// Sends a run in to one server or another, from wherever the log stands and a few lines further each time; then ends it.
 /// `pause` is waited between two requests.
 pub async fn write_anywhere(doors: &[Door], run: &str, lines: &[Bytes], pause: Duration, seed: u64) {
@@ -72,6 +94,11 @@ pub async fn write_anywhere(doors: &[Door], run: &str, lines: &[Bytes], pause: D
         match client.post(url).body(body).timeout(PATIENCE).send().await {
             Ok(answer) if answer.status().is_success() => sent = until,
             Ok(answer) if answer.status().as_u16() == 503 => {}
+            // Another sender has ended it: the next question says so.
+            Ok(answer) if answer.status().as_u16() == 409 => {
+                let text = answer.text().await.unwrap_or_default();
+                assert!(text.contains("run_settled"), "run {run} at {kept}: {text}");
+            }
             Ok(answer) => panic!("run {run} at {kept}: {} {}", answer.status(), answer.text().await.unwrap_or_default()),
             // It was killed, perhaps with what we sent.
             Err(_) => {}
@@ -131,6 +158,11 @@ pub async fn watch_anywhere(doors: &[Door], way: Way, run: &str, leave: bool, se
             }
             // It is not there, or the run is not made yet (5 and 14 are gRPC's words for it).
             Err((0 | 404 | 503 | 5 | 14, _)) => {
+                sleep(AGAIN).await;
+                continue;
+            }
+            // The bus is away for longer than a read waits.
+            Err((500 | 13, body)) if body.replace("%20", " ").contains("the log cannot be read") => {
                 sleep(AGAIN).await;
                 continue;
             }

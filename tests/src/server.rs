@@ -158,6 +158,12 @@ impl Server {
         crate::until("the server's end", || std::future::ready(self.child.try_wait().expect("a child"))).await.code()
     }
 
+    /// Sends it a signal, as `STOP` and `CONT`.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status().expect("kill runs");
+        assert!(status.success());
+    }
+
     /// What a second server says that is started on this one's data.
     pub fn start_second(&self) -> (Option<i32>, String) {
         let mut command = Self::command(&self.options, &self.data(), "127.0.0.1:0", "127.0.0.1:0");

@@ -8,6 +8,7 @@ mod append;
 mod bus;
 mod connect;
 mod follow;
+mod live;
 mod message;
 mod names;
 mod owners;
@@ -22,7 +23,7 @@ use std::{
     collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -36,17 +37,17 @@ use bytes::Bytes;
 use runcast_config::{Log as LogSettings, Nats as NatsSettings, Retention};
 use runcast_translators::event::{Event, Millis, RunId, RunInfo, Seq};
 use tokio::{
-    sync::{Notify, OnceCell, Semaphore, mpsc, watch},
+    sync::{Notify, OnceCell, Semaphore, SemaphorePermit, mpsc, watch},
     task::JoinSet,
 };
 
 use self::{
-    bus::Bus, follow::Follow, message::Head, names::Names, owners::Owners, read::Places, runs::Dirty, setup::Buckets,
-    steps::Steps,
+    bus::Bus, follow::Follow, message::Head, names::Names, owners::Owners, parts::PutAway, read::Places, runs::Dirty,
+    setup::Buckets, steps::Steps,
 };
 use super::{
-    Append, AppendError, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail, TailLimits, index::RunIndex,
-    tails::Tails,
+    Append, AppendError, Charge, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail, TailLimits,
+    index::RunIndex, tails::Tails,
 };
 use crate::ops::metrics;
 
@@ -55,11 +56,23 @@ use crate::ops::metrics;
 pub enum OpenError {
     #[error("cannot connect to NATS at {servers}: {why}. Check log.nats.servers and the credentials")]
     Connect { servers: String, why: String },
+    #[error(
+        "the NATS server at {servers} does not let us in: {why}. Check log.nats.credentials_file, nkey_file, or user and \
+         password_file"
+    )]
+    Unknown { servers: String, why: String },
+    #[error(
+        "no TLS with NATS at {servers}: {why}. log.nats.ca_file names whom to believe, certificate_file and key_file are what \
+         we show; the server's certificate must be for the name in log.nats.servers"
+    )]
+    Tls { servers: String, why: String },
+    #[error("log.nats.{key}, {path}, cannot be used: {why}")]
+    File { key: &'static str, path: String, why: String },
     #[error("the NATS server is {found}, and runcast needs 2.12 or later: it stores events in atomic batches")]
     Server { found: String },
     #[error("cannot prepare {name} on NATS: {why}. Is JetStream on, and may this account use it?")]
     Setup { name: String, why: String },
-    #[error("the stream {name} does not fit: {what}. Change it, or choose another log.nats.name")]
+    #[error("{name} on NATS does not fit: {what}. Change it, or choose another log.nats.name")]
     Differs { name: String, what: String },
 }
 
@@ -95,11 +108,16 @@ struct Shared {
     own_text: Mutex<HashMap<RunId, Seq>>,
     steps: Steps,
     owners: Owners,
-    live: mpsc::Sender<(String, Bytes)>,
+    live: mpsc::Sender<(String, Bytes, Charge)>,
+    /// Bytes that were taken from the bus and not told yet, or wait for it.
+    waiting_bytes: Arc<AtomicUsize>,
     /// Counts the connections to the bus.
     links: watch::Sender<u64>,
     singles: Semaphore,
     batches: Semaphore,
+    /// Places for those who read more than one event of a run for this replica itself.
+    catch_ups: Semaphore,
+    put_away: Mutex<PutAway>,
     appends: AtomicU64,
     waiting: AtomicU64,
     health: Mutex<Result<(), String>>,
@@ -144,15 +162,18 @@ impl Nats {
             steps: Steps::default(),
             owners: Owners::default(),
             live,
+            waiting_bytes: Arc::default(),
             links,
             singles: Semaphore::new(nats.singles_max),
             batches: Semaphore::new(nats.batches_max),
+            catch_ups: Semaphore::new(nats.catch_ups_max),
+            put_away: Mutex::default(),
             appends: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             health: Mutex::new(Ok(())),
             closed: AtomicBool::new(false),
         });
-        patiently(deadline, || shared.load_runs()).await?;
+        let runs = patiently(deadline, || shared.load_runs()).await?;
         patiently(deadline, || async {
             let renewed = shared.renew().await;
             renewed.map_err(|error| OpenError::Setup { name: shared.bus.names.leases.clone(), why: error.0 })
@@ -160,11 +181,12 @@ impl Nats {
         .await?;
         metrics::log_writable(true);
         let mut tasks = JoinSet::new();
-        tasks.spawn(shared.clone().follow_runs());
+        tasks.spawn(shared.clone().follow_runs(runs));
         tasks.spawn(shared.clone().keep_runs_written());
         tasks.spawn(shared.clone().keep_alive());
         tasks.spawn(shared.clone().send_what_is_live(queue));
         tasks.spawn(shared.clone().answer_for_text());
+        tasks.spawn(shared.clone().sweep_parts());
         Ok(Self { shared, tasks: Mutex::new(tasks) })
     }
 
@@ -177,7 +199,7 @@ impl Nats {
         let mut lines = vec![format!("connected to NATS {}", client.server_info().version)];
         lines.extend(found.into_iter().map(|(name, is_there)| {
             let word = if is_there { "is there and fits" } else { "is not there and will be made" };
-            format!("the stream {name} {word}")
+            format!("{name} {word}")
         }));
         Ok(lines)
     }
@@ -263,6 +285,26 @@ impl Shared {
         self.places().forget(run);
     }
 
+    /// Charges what waits; `None` when too much does.
+    fn wait_for_bus(&self, bytes: usize) -> Option<Charge> {
+        Charge::of(bytes, &self.waiting_bytes, self.settings.waiting_bytes_max)
+    }
+
+    /// A place for a read that nobody has counted elsewhere.
+    async fn catch_up(&self) -> Result<SemaphorePermit<'_>, ReadError> {
+        self.catch_ups.acquire().await.map_err(|_| ReadError("it is closed".into()))
+    }
+
+    fn health(&self) -> Result<(), String> {
+        if !self.is_connected() {
+            return Err("NATS is not connected".into());
+        }
+        if self.owners.is_lapsed(self.lease()) {
+            return Err("NATS does not answer".into());
+        }
+        lock(&self.health).clone()
+    }
+
     fn note_health(&self, health: Result<(), String>) {
         let mut known = lock(&self.health);
         if known.is_ok() != health.is_ok() {
@@ -339,10 +381,7 @@ impl Log for Nats {
     }
 
     fn health(&self) -> Result<(), String> {
-        if !self.shared.is_connected() {
-            return Err("NATS is not connected".into());
-        }
-        lock(&self.shared.health).clone()
+        self.shared.health()
     }
 
     async fn close(&self) {

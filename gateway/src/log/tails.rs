@@ -234,4 +234,36 @@ mod tests {
         tell();
         assert_eq!(tail.items.len(), 1, "there is room again");
     }
+
+    #[test]
+    fn text_that_comes_again_is_cut_where_it_joins_on() {
+        let limits = TailLimits { items_max: 16, bytes_max: 1 << 20, open_bytes_max: 1 << 20 };
+        let (tails, run) = (Tails::new(limits), RunId::new("r").expect("an id"));
+        let _tail = tails.follow(&run, || 0);
+        let tell = |base, start, text: &str| tails.tell_live(&run, LiveItem::Text { base, start, text: text.into() });
+        let open = || tails.open(&run);
+        tell(0, 0, "Grüße");
+        assert_eq!(open().text, "Grüße");
+        for (start, text, want) in [
+            // The same again, a part of it, and more than was known, by characters and not by bytes.
+            (0, "Grüße", "Grüße"),
+            (2, "ü", "Grüße"),
+            (3, "ße aus", "Grüße aus"),
+            (0, "Grüße aus K", "Grüße aus K"),
+            (11, "öln", "Grüße aus Köln"),
+        ] {
+            tell(0, start, text);
+            assert_eq!(open().text, want, "{text} from {start}");
+        }
+        assert_eq!(tails.slots().open_bytes, open().text.len());
+        // Older text changes nothing, newer begins anew, and behind a hole there is none.
+        tell(7, 0, "next");
+        tell(0, 14, "late");
+        assert_eq!(open(), OpenText { base: 7, text: "next".into() });
+        tell(7, 9, "far");
+        assert_eq!(open(), OpenText { base: 7, text: String::new() });
+        tell(7, 0, "next and all");
+        assert_eq!(open().text, "next and all");
+        assert_eq!(tails.slots().open_bytes, open().text.len());
+    }
 }

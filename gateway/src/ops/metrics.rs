@@ -495,9 +495,13 @@ fn status_label(status: RunStatus) -> &'static str {
     }
 }
 
-pub fn log_committed(events: usize, bytes: usize, took: Duration) {
+pub fn log_kept(events: usize, bytes: usize) {
     counter!("runcast_log_events_total").increment(events as u64);
     counter!("runcast_log_written_bytes_total").increment(bytes as u64);
+}
+
+pub fn log_committed(events: usize, bytes: usize, took: Duration) {
+    log_kept(events, bytes);
     histogram!("runcast_log_commit_seconds").record(took.as_secs_f64());
 }
 
@@ -529,6 +533,13 @@ pub fn tail_found(events: usize) {
 
 pub fn ownership_taken_over() {
     counter!("runcast_ownership_taken_over_total").increment(1);
+}
+
+pub fn parts_swept(count: u64) {
+    if count > 0 {
+        counter!("runcast_parts_swept_total").increment(count);
+        tracing::info!(count, "removed parts of events that never came");
+    }
 }
 
 pub fn live_not_told() {

@@ -20,8 +20,10 @@ use crate::{
     ops::{metrics, traces},
 };
 
-/// The server takes so many messages in one batch; we keep some distance.
-const BATCH_MAX: usize = 500;
+/// The server takes so many messages in one batch.
+const BATCH_MAX: usize = 1000;
+/// Where one message of an upstream is more than a batch should hold, what is larger than this lies in parts.
+const PART_BYTES: usize = 64 << 10;
 /// Between two tries to store the same.
 const RETRY_MIN: Duration = Duration::from_millis(20);
 const RETRY_MAX: Duration = Duration::from_secs(1);
@@ -30,8 +32,33 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 struct Message {
     headers: HeaderMap,
     payload: Bytes,
+    /// Of the event, wherever it lies.
+    bytes: usize,
     event: Arc<Event>,
     base: Seq,
+}
+
+impl Message {
+    /// It completes a message of the upstream.
+    fn is_whole(&self) -> bool {
+        self.event.fact.source.is_some()
+    }
+}
+
+/// How many of the messages go into one batch: whole messages of the upstream, as many as fit, and at least one, if the server
+/// takes so many at once. So what an upstream has said at once is kept at once.
+fn next_batch(messages: &[Message], bytes_max: usize) -> usize {
+    let (mut whole, mut bytes) = (0, 0);
+    for (count, message) in (1..).zip(messages) {
+        bytes += message.payload.len();
+        if whole > 0 && (count > BATCH_MAX || bytes > bytes_max) {
+            return whole;
+        }
+        if message.is_whole() || count == messages.len() {
+            whole = count;
+        }
+    }
+    whole
 }
 
 impl Shared {
@@ -41,11 +68,13 @@ impl Shared {
             return Err(AppendError::Unavailable("it is closed".into()));
         }
         self.waiting.fetch_add(1, Ordering::Relaxed);
+        let run = append.run.clone();
         let result = self.append_now(append).await;
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         match &result {
             Ok(_) => self.note_health(Ok(())),
             Err(AppendError::Unavailable(why)) => self.note_health(Err(why.clone())),
+            Err(AppendError::Conflict { .. }) => self.owners.doubt(&run),
             Err(_) => {}
         }
         result
@@ -74,25 +103,26 @@ impl Shared {
         for (seq, fact) in (before + 1..).zip(facts) {
             base = message::base_after(base, seq, &fact.body);
             let payload = Bytes::from(encode_record(&fact));
-            let (parts, payload) = self.put_away(&run, payload).await?;
+            let bytes = payload.len();
+            let (parts, payload) = self.put_away(&run, incarnation, payload, self.message_max()).await?;
             let mut headers = series.event(seq, base, &fact, parts.as_ref());
             traces::inject(|name, value| headers.insert(name, value.as_str()));
             if is_new && seq == before + 1 {
                 message::put_origin(&mut headers, &origin);
             }
-            messages.push(Message { headers, payload, event: Arc::new(Event { run: run.clone(), seq, fact }), base });
+            messages.push(Message { headers, payload, bytes, event: Arc::new(Event { run: run.clone(), seq, fact }), base });
         }
         let mut stored = Vec::with_capacity(messages.len());
-        let mut messages = messages.into_iter().peekable();
-        while messages.peek().is_some() {
-            let mut part: Vec<Message> = Vec::new();
-            let mut bytes = 0;
-            while let Some(next) = messages.peek() {
-                bytes += next.payload.len();
-                if !part.is_empty() && (part.len() == BATCH_MAX || bytes > self.settings.batch_bytes_max) {
-                    break;
+        let mut rest = messages;
+        while !rest.is_empty() {
+            let after = rest.split_off(next_batch(&rest, self.settings.batch_bytes_max).min(BATCH_MAX));
+            let mut part = std::mem::replace(&mut rest, after);
+            if part.iter().map(|message| message.payload.len()).sum::<usize>() > self.settings.batch_bytes_max && part.len() > 1 {
+                for message in part.iter_mut().filter(|message| message.payload.len() > PART_BYTES) {
+                    let (parts, payload) = self.put_away(&run, incarnation, message.payload.clone(), PART_BYTES).await?;
+                    parts.iter().for_each(|parts| message::put_parts(&mut message.headers, parts));
+                    message.payload = payload;
                 }
-                part.extend(messages.next());
             }
             message::expect(&mut part[0].headers, place);
             match self.store(&run, place, &id, &part).await {
@@ -103,9 +133,10 @@ impl Shared {
                 }
             }
             let at = Instant::now();
-            for Message { event, payload, .. } in &part {
+            metrics::log_kept(part.len(), part.iter().map(|message| message.payload.len()).sum());
+            for Message { event, bytes, .. } in &part {
                 info.apply(event);
-                info.bytes += payload.len() as u64;
+                info.bytes += *bytes as u64;
             }
             let end = &part[part.len() - 1];
             let head = Head {
@@ -205,4 +236,42 @@ fn check(last: Option<&Head>, expected: Seq) -> Result<(), AppendError> {
     }
     let head = last.map_or(0, |last| last.seq);
     if head == expected { Ok(()) } else { Err(AppendError::Conflict { head }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use runcast_translators::event::{Body, Fact, Family, SourceCursor};
+
+    use super::*;
+
+    fn messages(sizes: &[(usize, bool)]) -> Vec<Message> {
+        let run = RunId::new("r").expect("an id");
+        let message = |(seq, (bytes, is_whole)): (u64, &(usize, bool))| {
+            let source = is_whole.then(|| SourceCursor::Row { id: 1 });
+            let fact = Fact { at: 0, family: Family::Steps, source, step: None, original: None, body: Body::StepOnly };
+            let (payload, event) = (Bytes::from(vec![0; *bytes]), Arc::new(Event { run: run.clone(), seq, fact }));
+            Message { headers: HeaderMap::new(), payload, bytes: *bytes, event, base: 0 }
+        };
+        (1..).zip(sizes).map(message).collect()
+    }
+
+    #[test]
+    fn a_batch_holds_whole_messages_of_the_upstream() {
+        let (part, whole) = ((10, false), (10, true));
+        for (sizes, bytes_max, want) in [
+            (vec![whole], 100, 1),
+            (vec![part, whole, part, whole], 100, 4),
+            (vec![part, whole, part, whole], 30, 2),
+            (vec![whole, whole, whole], 20, 2),
+            // One that is larger than a batch is kept at once all the same.
+            (vec![part, part, part, whole, whole], 20, 4),
+            (vec![whole, part, part, whole], 20, 1),
+            // What an end adds belongs to no message.
+            (vec![whole, part, part], 100, 3),
+            (vec![whole; BATCH_MAX + 5], usize::MAX, BATCH_MAX),
+            (vec![part; BATCH_MAX + 5], usize::MAX, BATCH_MAX + 5),
+        ] {
+            assert_eq!(next_batch(&messages(&sizes), bytes_max), want, "{} of {bytes_max} bytes", sizes.len());
+        }
+    }
 }

@@ -1,13 +1,13 @@
 //! What is said to the server: appends with their answers, reads from the leader and from any replica.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use async_nats::{Client, HeaderMap, Request, StatusCode};
+use async_nats::{Client, HeaderMap, Request, StatusCode, connection::State};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use serde::Deserialize;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::names::Names;
 use crate::log::ReadError;
@@ -19,6 +19,8 @@ const BUSY: [u64; 3] = [10_210, 10_167, 10_023];
 /// The stream has reached a limit, and the server has.
 const FULL: [u64; 4] = [10_077, 10_047, 10_028, 10_122];
 const NOT_FOUND: u64 = 10_037;
+/// Between two looks whether there is a connection.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// The connection, shared by all parts.
 #[derive(Clone, Debug)]
@@ -149,8 +151,21 @@ impl Bus {
         }
     }
 
+    /// Waits for the connection for as long as for an answer: what is asked without one would only pile up.
+    async fn connected(&self) -> Result<(), ReadError> {
+        let deadline = Instant::now() + self.answer_wait;
+        while self.client.connection_state() != State::Connected {
+            if Instant::now() > deadline {
+                return Err(ReadError("NATS is not connected".into()));
+            }
+            sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+
     /// A request to the server's own interface.
     pub async fn ask<T: serde::de::DeserializeOwned>(&self, api: String, question: &serde_json::Value) -> Result<T, ReadError> {
+        self.connected().await?;
         let request = Request::new().payload(question.to_string().into()).timeout(Some(self.answer_wait));
         let answer = self.client.send_request(api, request).await.map_err(|error| ReadError(error.to_string()))?;
         serde_json::from_slice(&answer.payload).map_err(|error| ReadError(format!("the server's answer: {error}")))
@@ -162,6 +177,7 @@ impl Bus {
         if bytes_max < i32::MAX as usize {
             question["max_bytes"] = bytes_max.max(1).into();
         }
+        self.connected().await?;
         let inbox = self.client.new_inbox();
         let failed = |error: String| ReadError(error);
         let mut answers = self.client.subscribe(inbox.clone()).await.map_err(|error| failed(error.to_string()))?;

@@ -73,9 +73,7 @@ impl Series<'_> {
     /// The headers of an event. `base` as in [`Head`].
     pub fn event(&self, seq: Seq, base: Seq, fact: &Fact, parts: Option<&Parts>) -> HeaderMap {
         let mut headers = self.headers(seq, base, fact.body.kind(), fact.at);
-        if let Some(Parts { count, bytes, hash }) = parts {
-            headers.insert(PARTS, format!("{count} {bytes} {hash}"));
-        }
+        parts.into_iter().for_each(|parts| put_parts(&mut headers, parts));
         headers
     }
 
@@ -85,6 +83,11 @@ impl Series<'_> {
         headers.insert(REMOVED, "1");
         headers
     }
+}
+
+/// Says that the payload lies in parts.
+pub(super) fn put_parts(headers: &mut HeaderMap, Parts { count, bytes, hash }: &Parts) {
+    headers.insert(PARTS, format!("{count} {bytes} {hash}"));
 }
 
 /// Says with a run's first event what cannot be read from its events.
@@ -151,6 +154,11 @@ pub(super) fn parts(headers: &HeaderMap) -> Option<Parts> {
     let mut words = headers.get(PARTS)?.as_str().split(' ');
     let (count, bytes) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     Some(Parts { count, bytes, hash: words.next()?.to_owned() })
+}
+
+/// The payload alone: as it came it is a part of what was read of the connection at once, and who keeps it keeps all of that.
+pub(super) fn alone(payload: &Bytes) -> Bytes {
+    Bytes::copy_from_slice(payload)
 }
 
 /// The event that a message's payload holds.

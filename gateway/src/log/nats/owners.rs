@@ -11,6 +11,7 @@ use async_nats::jetstream::kv::{CreateErrorKind, Operation, UpdateErrorKind};
 use bytes::Bytes;
 use runcast_translators::event::RunId;
 use serde::{Deserialize, Serialize};
+use tokio::time::MissedTickBehavior;
 
 use super::{Shared, names::token};
 use crate::{log::ReadError, ops::metrics};
@@ -47,6 +48,16 @@ impl Owners {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the others may think that this replica is gone.
+    pub fn is_lapsed(&self, lease: Duration) -> bool {
+        self.state().alive.is_none_or(|alive| alive.elapsed() >= lease)
+    }
+
+    /// Another replica has written to a run: it may follow it.
+    pub fn doubt(&self, run: &RunId) {
+        self.state().own.remove(run);
+    }
+
     /// A run is over.
     pub fn over(&self, run: &RunId) {
         let mut state = self.state();
@@ -57,12 +68,13 @@ impl Owners {
 }
 
 impl Shared {
-    fn lease(&self) -> Duration {
+    pub(super) fn lease(&self) -> Duration {
         Duration::from_millis(self.settings.lease_ms)
     }
 
     /// See [`crate::log::Log::own`].
     pub(super) async fn own(&self, run: &RunId) -> Result<bool, ReadError> {
+        self.doubt_all_if_lapsed();
         {
             let mut state = self.owners.state();
             if state.own.contains(run) {
@@ -126,9 +138,23 @@ impl Shared {
         }
     }
 
+    /// Whoever was not heard of for a whole lease, because the bus or this process stood still, may have lost its runs.
+    fn doubt_all_if_lapsed(&self) {
+        if self.owners.is_lapsed(self.lease()) {
+            let runs = std::mem::take(&mut self.owners.state().own).len();
+            if runs > 0 {
+                tracing::warn!(runs, "others may follow the runs of this replica now");
+            }
+        }
+    }
+
     /// Says that this replica lives.
     pub(super) async fn renew(&self) -> Result<(), ReadError> {
         let began = Instant::now();
+        self.doubt_all_if_lapsed();
+        if !self.is_connected() {
+            return Err(ReadError("NATS is not connected".into()));
+        }
         self.buckets.leases.put(&self.replica, Bytes::new()).await.map_err(|error| ReadError(error.to_string()))?;
         self.owners.state().alive = Some(began);
         Ok(())
@@ -137,16 +163,13 @@ impl Shared {
     /// Says again and again that this replica lives, until the log is closed.
     pub(super) async fn keep_alive(self: Arc<Self>) {
         let mut tick = tokio::time::interval(self.lease() / 4);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
             if let Err(error) = self.renew().await {
                 tracing::warn!(%error, "the other replicas cannot be told that this one lives");
-                let mut state = self.owners.state();
-                if state.alive.is_none_or(|alive| alive.elapsed() >= self.lease()) && !state.own.is_empty() {
-                    tracing::warn!(runs = state.own.len(), "others may follow the runs of this replica now");
-                    state.own.clear();
-                }
             }
+            metrics::log_writable(self.health().is_ok());
             let over = std::mem::take(&mut self.owners.state().over);
             for run in over {
                 // An entry that stays harms nobody: it is of a run that is over.

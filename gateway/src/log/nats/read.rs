@@ -26,8 +26,9 @@ const NEAR: u64 = 128;
 const LOOKS_MAX: u32 = 48;
 /// Runs whose places are remembered.
 const RUNS_MAX: usize = 4096;
-/// Places that are remembered of a run.
+/// Places that are remembered of a run, and of all.
 const PLACES_MAX: usize = 1024;
+const ALL_PLACES_MAX: usize = 1 << 19;
 /// Between two reads of a replica that is behind.
 const BEHIND: Duration = Duration::from_millis(20);
 const PAGE: ReadLimit = ReadLimit { events_max: BATCH_MAX, bytes_max: BATCH_BYTES_MAX };
@@ -39,19 +40,22 @@ type At = (Seq, u64);
 #[derive(Debug, Default)]
 pub(super) struct Places {
     by_run: HashMap<RunId, BTreeMap<Seq, u64>>,
+    count: usize,
 }
 
 impl Places {
     pub fn note(&mut self, run: &RunId, seq: Seq, place: u64) {
-        if self.by_run.len() >= RUNS_MAX && !self.by_run.contains_key(run) {
+        let is_full = self.by_run.len() >= RUNS_MAX && !self.by_run.contains_key(run);
+        if is_full || self.count >= ALL_PLACES_MAX {
             // Any will do: what is forgotten is looked for again.
-            let one = self.by_run.keys().next().cloned();
-            one.map(|one| self.by_run.remove(&one));
+            if let Some(one) = self.by_run.keys().next().cloned() {
+                self.forget(&one);
+            }
         }
         let places = self.by_run.entry(run.clone()).or_default();
         let is_near = places.range(..=seq).next_back().is_some_and(|(near, _)| seq - near < NEAR / 2);
         if !is_near && places.len() < PLACES_MAX {
-            places.insert(seq, place);
+            self.count += usize::from(places.insert(seq, place).is_none());
         }
     }
 
@@ -63,7 +67,7 @@ impl Places {
     }
 
     pub fn forget(&mut self, run: &RunId) {
-        self.by_run.remove(run);
+        self.count -= self.by_run.remove(run).map_or(0, |places| places.len());
     }
 }
 
@@ -92,6 +96,7 @@ impl Shared {
         {
             return Ok(Some(known.clone()));
         }
+        let _place = self.catch_up().await?;
         let mut info = match known.filter(|_| !self.is_cut(run)) {
             Some(known) => RunInfo::clone(&known),
             None => match self.beginning(run, last.incarnation).await? {
@@ -158,16 +163,22 @@ impl Shared {
                 let place = stored.place;
                 let at = message::head(&stored.headers, place)?;
                 from = From { place: place + 1, skip: 0 };
-                if at.is_removed && at.seq > after {
+                if at.is_removed && at.seq >= head {
                     // It was removed while it was read.
                     self.note_removed(run, &at);
-                    return Ok(events);
+                    return Ok(Vec::new());
                 }
-                if at.seq <= after || at.is_removed {
+                if at.is_removed {
+                    // What comes behind it is of the run's next life, and what came before it is gone.
+                    events.clear();
+                    bytes = 0;
+                    continue;
+                }
+                if at.seq <= after {
                     continue;
                 }
                 let want = events.last().map_or(after + 1, |(last, _): &(Arc<Event>, usize)| last.seq + 1);
-                if at.seq != want && !(events.is_empty() && self.begins_at(run, at.seq)) {
+                if at.seq != want && !(events.is_empty() && self.begins_at(run, &at)) {
                     return Err(ReadError(format!("event {want} of run {run} is missing in the stream")));
                 }
                 let seq = at.seq;
@@ -198,8 +209,9 @@ impl Shared {
     }
 
     /// Whether the run's kept events begin here: what was before it was removed.
-    fn begins_at(&self, run: &RunId, seq: Seq) -> bool {
-        self.index().info(run).is_none_or(|info| info.first == seq || info.tombstone)
+    fn begins_at(&self, run: &RunId, at: &Head) -> bool {
+        let known = self.index().info(run);
+        known.is_none_or(|info| info.first == at.seq || info.tombstone || info.incarnation < at.incarnation)
     }
 
     /// Where to begin to read, so that the event is found.
@@ -248,7 +260,7 @@ impl Shared {
     pub(super) async fn event(&self, run: &RunId, head: &Head, stored: Stored) -> Result<(Event, usize), ReadError> {
         let payload = match message::parts(&stored.headers) {
             Some(parts) => self.fetch(run, &parts).await?,
-            None => stored.payload,
+            None => message::alone(&stored.payload),
         };
         Ok((message::event(run, head, &payload)?, payload.len()))
     }

@@ -26,6 +26,8 @@ struct StreamState {
 
 #[derive(Deserialize)]
 struct Purged {
+    #[serde(default)]
+    purged: u64,
     error: Option<serde_json::Value>,
 }
 
@@ -77,13 +79,13 @@ impl Shared {
         Ok(was_here)
     }
 
-    /// Removes the messages of a subject that lie before `place`.
-    async fn purge(&self, stream: &str, subject: &str, place: u64) -> Result<(), ReadError> {
+    /// Removes the messages of a subject that lie before `place`; gives how many.
+    pub(super) async fn purge(&self, stream: &str, subject: &str, place: u64) -> Result<u64, ReadError> {
         let question = serde_json::json!({ "filter": subject, "seq": place });
         let answer: Purged = self.bus.ask(format!("$JS.API.STREAM.PURGE.{stream}"), &question).await?;
         match answer.error {
             Some(error) => Err(ReadError(error.to_string())),
-            None => Ok(()),
+            None => Ok(answer.purged),
         }
     }
 }

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use async_nats::jetstream::kv::Watch;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use runcast_translators::event::{Event, NewRun, RunId, RunInfo, Seq};
@@ -155,14 +156,11 @@ impl Shared {
         }
     }
 
-    /// Reads all runs that the bucket has.
-    pub(super) async fn load_runs(&self) -> Result<(), OpenError> {
+    /// Reads all runs that the bucket has; gives the rest, which tells what becomes of them.
+    pub(super) async fn load_runs(&self) -> Result<Watch, OpenError> {
         let failed = |why: String| OpenError::Setup { name: self.bus.names.runs.clone(), why };
         let status = self.buckets.runs.status().await.map_err(|error| failed(error.to_string()))?;
         let mut left = status.values();
-        if left == 0 {
-            return Ok(());
-        }
         let mut entries = self.buckets.runs.watch_all_from_revision(1).await.map_err(|error| failed(error.to_string()))?;
         while left > 0 {
             match timeout(self.wait, entries.next()).await {
@@ -174,27 +172,28 @@ impl Shared {
                 Ok(None) | Err(_) => return Err(failed("its entries do not come".into())),
             }
         }
-        Ok(())
+        Ok(entries)
     }
 
     /// Takes what other replicas write of runs, until the log is closed. One consumer for all runs.
-    pub(super) async fn follow_runs(self: Arc<Self>) {
+    pub(super) async fn follow_runs(self: Arc<Self>, mut entries: Watch) {
         loop {
-            match self.buckets.runs.watch_all_from_revision(1).await {
-                Ok(mut entries) => {
-                    while let Some(entry) = entries.next().await {
-                        match entry {
-                            Ok(entry) => self.take_entry(&entry.key, &entry.value),
-                            Err(error) => {
-                                tracing::warn!(%error, "the bucket of runs is followed anew");
-                                break;
-                            }
-                        }
+            while let Some(entry) = entries.next().await {
+                match entry {
+                    Ok(entry) => self.take_entry(&entry.key, &entry.value),
+                    Err(error) => {
+                        tracing::warn!(%error, "the bucket of runs is followed anew");
+                        break;
                     }
                 }
-                Err(error) => tracing::warn!(%error, "the bucket of runs cannot be followed; it is tried again"),
             }
-            tokio::time::sleep(RETRY).await;
+            entries = loop {
+                tokio::time::sleep(RETRY).await;
+                match self.buckets.runs.watch_all_from_revision(1).await {
+                    Ok(entries) => break entries,
+                    Err(error) => tracing::warn!(%error, "the bucket of runs cannot be followed; it is tried again"),
+                }
+            };
         }
     }
 
@@ -211,6 +210,9 @@ impl Shared {
     }
 
     pub(super) async fn write_runs(&self) {
+        if !self.is_connected() {
+            return;
+        }
         let runs = std::mem::take(&mut self.dirty().runs);
         stream::iter(runs)
             .for_each_concurrent(WRITES_MAX, |(run, info)| async move {

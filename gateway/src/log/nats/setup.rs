@@ -58,14 +58,24 @@ fn differences(found: &Config, wanted: &Config) -> Vec<String> {
     differ("subjects", format!("{:?}", found.subjects), format!("{:?}", wanted.subjects));
     differ("retention", format!("{:?}", found.retention), format!("{:?}", wanted.retention));
     differ("discard", format!("{:?}", found.discard), format!("{:?}", wanted.discard));
+    differ("storage", format!("{:?}", found.storage), format!("{:?}", wanted.storage));
     differ("max_age", format!("{:?}", found.max_age), format!("{:?}", wanted.max_age));
     differ("allow_direct", found.allow_direct.to_string(), wanted.allow_direct.to_string());
     differ("allow_atomic", found.allow_atomic_publish.to_string(), wanted.allow_atomic_publish.to_string());
     differ("republish", format!("{:?}", found.republish), format!("{:?}", wanted.republish));
     let unlimited = |count: i64| if count > 0 { count.to_string() } else { "unlimited".to_owned() };
     differ("max_msgs", unlimited(found.max_messages), unlimited(wanted.max_messages));
+    differ("max_msg_size", unlimited(found.max_message_size.into()), unlimited(wanted.max_message_size.into()));
     differ("max_msgs_per_subject", unlimited(found.max_messages_per_subject), unlimited(wanted.max_messages_per_subject));
-    for (what, is_set) in [("no_ack", found.no_ack), ("sealed", found.sealed), ("deny_purge", found.deny_purge)] {
+    let is_mirror = found.mirror.is_some() || found.sources.as_ref().is_some_and(|sources| !sources.is_empty());
+    let is_set = [
+        ("no_ack", found.no_ack),
+        ("sealed", found.sealed),
+        ("deny_purge", found.deny_purge),
+        ("a mirror or with sources", is_mirror),
+        ("with a subject transform", found.subject_transform.is_some()),
+    ];
+    for (what, is_set) in is_set {
         differ(what, is_set.to_string(), "false".into());
     }
     out
@@ -95,16 +105,61 @@ async fn stream(context: &Context, wanted: Config, make: bool) -> Result<bool, O
     }
 }
 
-async fn bucket(context: &Context, config: kv::Config) -> Result<kv::Store, OpenError> {
-    let name = config.bucket.clone();
+/// What differs of a bucket; nothing if it fits.
+fn bucket_differences(found: &Config, wanted: &kv::Config) -> Vec<String> {
+    let mut out = Vec::new();
+    // A replica says that it lives several times in a lease: entries that last longer are merely taken over later.
+    let lasts = match wanted.max_age {
+        Duration::ZERO => found.max_age.is_zero(),
+        wanted => found.max_age >= wanted,
+    };
+    if !lasts {
+        let wanted = match wanted.max_age {
+            Duration::ZERO => "unlimited".to_owned(),
+            wanted => format!("{wanted:?} or more (log.nats.lease_ms)"),
+        };
+        out.push(format!("max_age is {:?} and must be {wanted}", found.max_age));
+    }
+    if found.max_messages > 0 {
+        out.push(format!("max_msgs is {} and must be unlimited", found.max_messages));
+    }
+    out
+}
+
+/// Takes or makes a bucket. Without `make` it only looks; then `None` says that it is missing.
+async fn bucket(context: &Context, wanted: kv::Config, make: bool) -> Result<Option<kv::Store>, OpenError> {
+    let name = format!("KV_{}", wanted.bucket);
     let failed = |why: String| OpenError::Setup { name: name.clone(), why };
-    match context.get_key_value(&name).await {
-        Ok(store) => Ok(store),
-        Err(error) if matches!(error.kind(), KeyValueErrorKind::GetBucket) => {
-            context.create_key_value(config).await.map_err(|error| failed(error.to_string()))
+    match context.get_key_value(&wanted.bucket).await {
+        Ok(store) => {
+            let found = store.status().await.map_err(|error| failed(error.to_string()))?.info.config;
+            let differences = bucket_differences(&found, &wanted);
+            if differences.is_empty() { Ok(Some(store)) } else { Err(OpenError::Differs { name, what: differences.join("; ") }) }
         }
+        Err(error) if matches!(error.kind(), KeyValueErrorKind::GetBucket) && make => {
+            context.create_key_value(wanted).await.map(Some).map_err(|error| failed(error.to_string()))
+        }
+        Err(error) if matches!(error.kind(), KeyValueErrorKind::GetBucket) => Ok(None),
         Err(error) => Err(failed(error.to_string())),
     }
+}
+
+/// How the buckets must be: of runs, of owners, of leases.
+fn buckets(names: &Names, settings: &NatsSettings) -> [kv::Config; 4] {
+    let config = |bucket: &str, description: &str, max_age| kv::Config {
+        bucket: bucket.to_owned(),
+        description: description.to_owned(),
+        history: 1,
+        max_age,
+        num_replicas: settings.replicas,
+        ..kv::Config::default()
+    };
+    [
+        config(&names.runs, "What is known of each run", Duration::ZERO),
+        config(&names.owners, "Which replica follows which run", Duration::ZERO),
+        config(&names.leases, "Replicas that live", Duration::from_millis(settings.lease_ms)),
+        config(&names.claims, "Names that are good once", CLAIMS_AGE),
+    ]
 }
 
 /// The buckets, once they are there.
@@ -119,28 +174,23 @@ pub(super) struct Buckets {
 pub(super) async fn prepare(context: &Context, names: &Names, settings: &NatsSettings) -> Result<Buckets, OpenError> {
     stream(context, stream_of_events(names, settings), true).await?;
     stream(context, stream_of_parts(names, settings), true).await?;
-    let config = |bucket: &str, description: &str, max_age| kv::Config {
-        bucket: bucket.to_owned(),
-        description: description.to_owned(),
-        history: 1,
-        max_age,
-        num_replicas: settings.replicas,
-        ..kv::Config::default()
+    let [runs, owners, leases, claims] = buckets(names, settings);
+    let made = async |wanted: kv::Config| {
+        let name = wanted.bucket.clone();
+        let made = bucket(context, wanted, true).await?;
+        made.ok_or_else(|| OpenError::Setup { name, why: "it was not made".into() })
     };
-    let lease = Duration::from_millis(settings.lease_ms);
-    Ok(Buckets {
-        runs: bucket(context, config(&names.runs, "What is known of each run", Duration::ZERO)).await?,
-        owners: bucket(context, config(&names.owners, "Which replica follows which run", Duration::ZERO)).await?,
-        leases: bucket(context, config(&names.leases, "Replicas that live", lease)).await?,
-        claims: bucket(context, config(&names.claims, "Names that are good once", CLAIMS_AGE)).await?,
-    })
+    Ok(Buckets { runs: made(runs).await?, owners: made(owners).await?, leases: made(leases).await?, claims: made(claims).await? })
 }
 
-/// Looks whether what is there fits; says of each stream whether it is there.
+/// Looks whether what is there fits; says of each stream and bucket whether it is there.
 pub(super) async fn look(context: &Context, names: &Names, settings: &NatsSettings) -> Result<Vec<(String, bool)>, OpenError> {
     let mut found = Vec::new();
     for wanted in [stream_of_events(names, settings), stream_of_parts(names, settings)] {
-        found.push((wanted.name.clone(), stream(context, wanted, false).await?));
+        found.push((format!("the stream {}", wanted.name), stream(context, wanted, false).await?));
+    }
+    for wanted in buckets(names, settings) {
+        found.push((format!("the bucket {}", wanted.bucket), bucket(context, wanted, false).await?.is_some()));
     }
     Ok(found)
 }

@@ -10,8 +10,9 @@ use runcast_translators::event::{RunId, Seq};
 use super::Shared;
 use crate::log::{ReadError, ReadLimit};
 
-/// Runs whose steps are remembered.
+/// Runs whose steps are remembered, and how many steps of all of them.
 const RUNS_MAX: usize = 256;
+const STEPS_MAX: usize = 1 << 20;
 const PAGE: ReadLimit = ReadLimit { events_max: 512, bytes_max: 8 << 20 };
 
 /// See the module.
@@ -34,6 +35,7 @@ impl Shared {
         let mut table = known.filter(|table| table.incarnation == info.incarnation && table.read <= info.head);
         let mut table = table.take().unwrap_or(Table { incarnation: info.incarnation, read: info.first - 1, ..Table::default() });
         let is_new = table.read < info.head;
+        let _place = if is_new { Some(self.catch_up().await?) } else { None };
         while table.read < info.head {
             let events = self.read_to(run, table.read, info.head, PAGE).await?;
             let Some((last, _)) = events.last() else { break };
@@ -48,9 +50,12 @@ impl Shared {
         let place = table.first.range(..=index).next_back().map(|(index, seq)| (*index, *seq));
         if is_new {
             let mut tables = self.steps.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if tables.len() >= RUNS_MAX && !tables.contains_key(run) {
-                let one = tables.keys().next().cloned();
-                one.map(|one| tables.remove(&one));
+            tables.remove(run);
+            let mut steps = tables.values().map(|table| table.first.len()).sum::<usize>() + table.first.len();
+            while tables.len() >= RUNS_MAX || (steps > STEPS_MAX && !tables.is_empty()) {
+                // Any will do: what is forgotten is read again.
+                let Some(one) = tables.keys().next().cloned() else { break };
+                steps -= tables.remove(&one).map_or(0, |table| table.first.len());
             }
             tables.insert(run.clone(), table);
         }

@@ -115,6 +115,7 @@ pub(super) fn describe() {
     describe_counter!("runcast_tail_holes_total", "Events of a watched run that the bus told out of order: the log was read.");
     describe_counter!("runcast_tail_found_total", "Events of watched runs that were found by comparing with the log.");
     describe_counter!("runcast_ownership_taken_over_total", "Runs that are followed here since another replica is gone.");
+    describe_counter!("runcast_parts_swept_total", "Parts of large events removed because their event never came.");
     describe_counter!("runcast_live_dropped_total", "Live messages that were not told to other replicas.");
     describe_gauge!("runcast_log_writable", "1 when the log takes appends, else 0; /readyz says why.");
     describe_counter!("runcast_log_openings_total", "Times that the log was opened again after its device had failed.");
