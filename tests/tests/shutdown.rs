@@ -59,11 +59,9 @@ async fn follow(first: Door, second: Door, way: Way, says: mpsc::Sender<()>) -> 
     }
     says.send(()).await.expect("somebody counts");
     // A stream of an hour has no time limit of its own here.
-    loop {
-        match tokio::time::timeout(Duration::from_secs(120), stream.next()).await.expect("something happens") {
-            Some(record) => seen.push(record),
-            None => break,
-        }
+    let patience = Duration::from_secs(120);
+    while let Some(record) = tokio::time::timeout(patience, stream.next()).await.expect("something happens") {
+        seen.push(record);
     }
     let told = Instant::now();
     says.send(()).await.expect("somebody counts");
