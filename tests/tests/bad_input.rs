@@ -427,10 +427,14 @@ async fn a_connection_over_the_limit_is_refused_and_those_that_are_in_stay() {
     let server = Server::start_with(Options::default().env("RUNCAST__SERVER__CONNECTIONS_MAX", 2));
     server.send_lines("r", 0, "{\"type\":\"novel\"}\n").await;
     // The connection that sent the line may still be closing.
-    let open = || async { websocket(&server, "r", "since=100").await.ok() };
+    let open = || async {
+        let mut stream = websocket(&server, "r", "since=100").await.ok()?;
+        stream.next().await.map(|_| stream)
+    };
     let first = runcast_tests::until("a place", open).await;
     let second = runcast_tests::until("a place", open).await;
-    assert_eq!(websocket(&server, "r", "since=100").await.err().map(|(status, _)| status), Some(503));
+    let mut third = websocket(&server, "r", "since=100").await.expect("it is told in its own protocol");
+    assert_eq!((third.next().await, third.end), (None, Some(End::Clean(1013))));
     assert!(server.metric("runcast_connections_refused_total", &[]).await >= 1.0);
     drop(second);
     // A place that is given back is taken again.

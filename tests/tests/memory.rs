@@ -41,6 +41,8 @@ const CUT_OFF_MIN: f64 = 20.0;
 fn options() -> Options {
     Options::default()
         .env("RUNCAST__SERVER__CONNECTIONS_MAX", 1000)
+        .env("RUNCAST__LOG__CLAIMS_MAX", 1000)
+        .env("RUNCAST__AUTH__ADDRESSES_MAX", 1000)
         // All clients are one process: on a busy machine their connections are there long before they have their turn.
         .env("RUNCAST__SERVER__HEADER_TIMEOUT_MS", 600_000)
         .env("RUNCAST__INGEST__LINE_BYTES_MAX", LINE_BYTES_MAX)

@@ -130,6 +130,9 @@ pub async fn serve(doors: Doors, routes: Router, settings: Arc<Settings>, budget
             tokio::spawn(refuse(accepted));
             continue;
         };
+        if is_over {
+            metrics::connection_refused();
+        }
         let front = front.clone();
         tokio::spawn(async move { front.accepted(accepted, place, is_over).await });
     }

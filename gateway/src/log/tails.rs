@@ -255,7 +255,8 @@ mod tests {
             tell(0, start, text);
             assert_eq!(open().text, want, "{text} from {start}");
         }
-        assert_eq!(tails.slots().open_bytes, open().text.len());
+        let bytes = tails.slots().open_bytes;
+        assert_eq!(bytes, open().text.len());
         // Older text changes nothing, newer begins anew, and behind a hole there is none.
         tell(7, 0, "next");
         tell(0, 14, "late");
@@ -264,6 +265,7 @@ mod tests {
         assert_eq!(open(), OpenText { base: 7, text: String::new() });
         tell(7, 0, "next and all");
         assert_eq!(open().text, "next and all");
-        assert_eq!(tails.slots().open_bytes, open().text.len());
+        let bytes = tails.slots().open_bytes;
+        assert_eq!(bytes, open().text.len());
     }
 }
