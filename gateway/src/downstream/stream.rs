@@ -223,7 +223,10 @@ mod tests {
         ClientConfig, RootCertStore,
         pki_types::{CertificateDer, ServerName, pem::PemObject as _},
     };
-    use tokio::{io::AsyncReadExt as _, net::TcpListener};
+    use tokio::{
+        io::AsyncReadExt as _,
+        net::{TcpListener, TcpSocket},
+    };
     use tokio_rustls::TlsConnector;
 
     use super::*;
@@ -247,12 +250,16 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
         let address = listener.local_addr().expect("an address");
         let client = async {
-            let tcp = TcpStream::connect(address).await.expect("connected");
+            let socket = TcpSocket::new_v4().expect("a socket");
+            socket.set_recv_buffer_size(4096).expect("set");
+            let tcp = socket.connect(address).await.expect("connected");
             let name = ServerName::try_from("localhost").expect("a name");
             TlsConnector::from(Arc::new(config)).connect(name, tcp).await.expect("shaken")
         };
         let server = async {
             let (tcp, _) = listener.accept().await.expect("accepted");
+            // So little that it is full at almost any moment, the last one too.
+            rustix::net::sockopt::set_socket_send_buffer_size(&tcp, 4096).expect("set");
             tls.accept(tcp).await.expect("shaken")
         };
         let (client, server) = tokio::join!(client, server);
