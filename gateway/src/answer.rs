@@ -29,6 +29,12 @@ pub fn json(status: StatusCode, body: impl Into<Body>) -> Response {
 /// The log cannot be read: the client may try again.
 pub fn log_failed(failure: &crate::log::ReadError) -> Response {
     tracing::error!(error = %failure, "a request failed");
+    if failure.is_temporary() {
+        let mut response =
+            error(StatusCode::SERVICE_UNAVAILABLE, "upstream_unavailable", "the log cannot be asked now: try again later");
+        response.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from_static("1"));
+        return response;
+    }
     error(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the log cannot be read: try again")
 }
 

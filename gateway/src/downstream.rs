@@ -228,17 +228,29 @@ impl From<Denied> for NoRun {
     }
 }
 
+/// How a stream that needs the log ends, or does not begin.
+fn log_failed(error: &ReadError) -> Goodbye {
+    tracing::error!(%error, "a request failed");
+    if error.is_temporary() { Goodbye::UpstreamLost } else { Goodbye::Internal }
+}
+
 impl NoRun {
+    /// Whether another try may find the run: an `EventSource` tries again only where it is let in.
+    fn is_temporary(&self) -> bool {
+        match self {
+            Self::Unknown | Self::Forbidden => false,
+            Self::Unavailable | Self::Busy => true,
+            Self::Log(error) => error.is_temporary(),
+        }
+    }
+
     fn goodbye(&self) -> Goodbye {
         match self {
             Self::Unknown => Goodbye::UnknownRun,
             Self::Forbidden => Goodbye::Forbidden,
             Self::Unavailable => Goodbye::UpstreamLost,
             Self::Busy => Goodbye::OverCapacity,
-            Self::Log(error) => {
-                tracing::error!(%error, "a request failed");
-                Goodbye::Internal
-            }
+            Self::Log(error) => log_failed(error),
         }
     }
 

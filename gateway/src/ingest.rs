@@ -34,7 +34,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use self::owner::Owner;
 use crate::{
     budget::{Budget, Held},
-    log::Log,
+    log::{Log, ReadError},
     ops::metrics,
 };
 
@@ -64,8 +64,8 @@ pub enum Refused {
     Full,
     #[error("too much is being sent in: ask for the next line and go on there")]
     NoRoom,
-    #[error("the log cannot be read: {0}")]
-    Log(String),
+    #[error("{0}")]
+    Log(ReadError),
 }
 
 /// How far a session's lines are kept.
@@ -191,12 +191,12 @@ impl Ingest {
 
     /// What the log knows of a run.
     pub async fn info(&self, run: &RunId) -> Result<Option<Arc<RunInfo>>, Refused> {
-        self.0.log.info(run).await.map_err(|error| Refused::Log(error.0))
+        self.0.log.info(run).await.map_err(Refused::Log)
     }
 
     /// How far a run's session has come.
     pub async fn progress(&self, run: &RunId) -> Result<Progress, Refused> {
-        let info = self.0.log.info(run).await.map_err(|error| Refused::Log(error.0))?.ok_or(Refused::Unknown)?;
+        let info = self.0.log.info(run).await.map_err(Refused::Log)?.ok_or(Refused::Unknown)?;
         if info.is_settled() {
             return Err(Refused::Settled);
         }
@@ -240,7 +240,7 @@ impl Ingest {
         // The state of a run of an upstream is elsewhere; here it would even be settled for want of lines. Of a run that has an
         // owner here that is known: so its sender waits for a log that is away, and is not refused.
         if !self.owners().contains_key(run) {
-            let info = self.0.log.info(run).await.map_err(|error| Refused::Log(error.0))?;
+            let info = self.0.log.info(run).await.map_err(Refused::Log)?;
             if info.is_some_and(|info| info.origin.session.as_deref().is_some_and(is_of_upstream)) {
                 return Err(Refused::InUse);
             }
@@ -256,7 +256,7 @@ impl Ingest {
             }
             self.forget(run, &owner);
         }
-        Err(Refused::Log("the run's owner does not answer".into()))
+        Err(Refused::Log(ReadError::temporary("the run's owner does not answer")))
     }
 
     fn owner(&self, run: &RunId) -> Result<mpsc::Sender<Command>, Refused> {

@@ -66,9 +66,34 @@ impl AppendError {
 }
 
 /// Why nothing could be read.
-#[derive(Debug, thiserror::Error, Clone)]
-#[error("the log cannot read: {0}")]
-pub struct ReadError(pub String);
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[error("the log cannot read: {what}")]
+pub struct ReadError {
+    what: String,
+    is_temporary: bool,
+}
+
+impl ReadError {
+    /// What is there is not what was written, or is not there: another try gives the same.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self { what: what.into(), is_temporary: false }
+    }
+
+    /// What it lies on cannot be asked now, and may be again.
+    pub fn temporary(what: impl Into<String>) -> Self {
+        Self { what: what.into(), is_temporary: true }
+    }
+
+    /// In words.
+    pub fn into_what(self) -> String {
+        self.what
+    }
+
+    /// Whether another try may succeed.
+    pub fn is_temporary(&self) -> bool {
+        self.is_temporary
+    }
+}
 
 /// How much one read gives.
 #[derive(Clone, Copy, Debug)]

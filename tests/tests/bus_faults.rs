@@ -21,7 +21,7 @@ use runcast_tests::{
     fixtures,
     postgres::Network,
     raw::RawStream,
-    records::{Door, Record, WAYS, Way, assert_is_the_run, parts, watch},
+    records::{Door, End, Record, WAYS, Way, assert_is_the_run, parts, watch},
     replicas::{Linked, Replicas, options, watch_anywhere, write_anywhere},
     server::{Options, Server},
     until,
@@ -61,6 +61,23 @@ async fn not_ready(server: &Server, reason: &str) {
         (status == 503 && why.contains(reason)).then_some(())
     })
     .await;
+}
+
+/// Whoever asks for what only the bus knows, while it is away, is told to come again, as each protocol says it: an `EventSource`
+/// by an answer that does not end it.
+async fn comes_too_early(server: &Server) {
+    let answer = reqwest::get(server.url("/v1/agents/runs/unseen")).await.expect("an answer");
+    assert!(answer.status() == 503 && answer.headers().contains_key("retry-after"), "{answer:?}");
+    let events = server.client().get(server.url("/v1/nodes/unseen/events")).header("accept", "text/event-stream");
+    let answer = events.send().await.expect("an answer");
+    assert_eq!(answer.status(), 200);
+    let said = answer.text().await.expect("it ends");
+    assert!(said.contains("retry:") && said.contains("\"upstream_unavailable\""), "{said}");
+    let mut stream = watch(server, Way::WebSocket, "unseen", None).await.expect("a stream");
+    assert!(stream.next().await.is_none());
+    assert_eq!(stream.end, Some(End::Clean(1013)));
+    let refused = watch(server, Way::Grpc, "unseen", None).await;
+    assert!(matches!(refused, Err((14, _))), "UNAVAILABLE");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -114,6 +131,7 @@ async fn a_bus_that_is_away_beyond_every_limit_leaves_signs_of_life_and_holds_ev
         }
         for server in &servers {
             assert_eq!(server.metric("runcast_log_writable", &[]).await, 0.0);
+            comes_too_early(server).await;
         }
         nats.start_again();
         for server in &servers {

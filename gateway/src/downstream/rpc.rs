@@ -77,6 +77,9 @@ impl From<Goodbye> for RpcError {
 
 impl From<ReadError> for RpcError {
     fn from(error: ReadError) -> Self {
+        if error.is_temporary() {
+            return super::log_failed(&error).into();
+        }
         tracing::error!(%error, "a call failed");
         Self::new(RpcCode::Internal, "the log cannot be read: try again", Some(INTERNAL_ERROR))
     }

@@ -33,7 +33,7 @@ use super::{
     auth::Login,
     handover::Handover,
     held::Slot,
-    not_let_in,
+    log_failed, not_let_in,
     raw::{RawSocket, Unwritten},
     watch::{Happening, Start, Watch},
 };
@@ -126,7 +126,7 @@ async fn watch(gateway: &Gateway, caller: &Caller, run: RunId, wanted: Wanted, h
     let known = async { gateway.known(gateway.run(caller, &run).await?, |info| start.seq <= info.head).await };
     let info = match known.await {
         Ok(info) => info,
-        Err(error @ (NoRun::Unavailable | NoRun::Busy)) => {
+        Err(error) if error.is_temporary() => {
             return farewell(encoding, protocol, error.goodbye(), gateway.settings().stream.retry_ms);
         }
         Err(error) => return error.answer(protocol, UNKNOWN),
@@ -142,6 +142,9 @@ async fn watch(gateway: &Gateway, caller: &Caller, run: RunId, wanted: Wanted, h
     let reader = match gateway.hubs().read(&run, start, true).await {
         Ok(Some(reader)) => reader,
         Ok(None) => return NoRun::Unknown.answer(protocol, UNKNOWN),
+        Err(error) if error.is_temporary() => {
+            return farewell(encoding, protocol, log_failed(&error), gateway.settings().stream.retry_ms);
+        }
         Err(error) => return answer::log_failed(&error),
     };
     let mut watch = Watch::new(reader, protocol, admitted, gateway.drain(), &gateway.settings().stream);

@@ -35,6 +35,7 @@ use super::{
     Gateway,
     auth::Login,
     handover::Handover,
+    log_failed,
     raw::{CLOSE_WAIT, RawSocket, Unwritten},
     rest::{Found, GAP_REASON, Place},
     watch::{Happening, Watch},
@@ -202,16 +203,13 @@ impl Socket {
         place: Place,
         deltas: bool,
     ) -> Result<Session, Goodbye> {
-        let internal = |error: crate::log::ReadError| {
-            tracing::error!(%error, "a stream cannot begin");
-            Goodbye::Internal
-        };
         let info = gateway.run(caller, run).await.map_err(|error| error.goodbye())?;
         let info = gateway.known(info, |info| place.is_within(info)).await.map_err(|error| error.goodbye())?;
         let admitted = gateway.admit(caller, run)?;
-        let found = place.find(gateway, &info).await.map_err(internal)?;
+        let found = place.find(gateway, &info).await.map_err(|error| log_failed(&error))?;
         let position = Position::at(found.seq);
-        let reader = gateway.hubs().read(run, position, deltas).await.map_err(internal)?.ok_or(Goodbye::UnknownRun)?;
+        let reader =
+            gateway.hubs().read(run, position, deltas).await.map_err(|error| log_failed(&error))?.ok_or(Goodbye::UnknownRun)?;
         let mut watch = Watch::new(reader, Protocol::WebSocket, admitted, gateway.drain(), &gateway.settings().stream);
         watch.begin(position, &info, place != Place::Start && !found.is_elsewhere);
         if found.is_elsewhere {

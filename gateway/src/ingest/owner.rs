@@ -209,8 +209,7 @@ impl Owner {
     /// The state, read from the log if it is not there. `session`: whose the run will be if it is new.
     async fn rebuild(&mut self, session: Option<&str>) -> Result<&mut State, Refused> {
         if self.state.is_none() {
-            let fault = |error: crate::log::ReadError| Refused::Log(error.0);
-            let info = self.log.info(&self.run).await.map_err(fault)?;
+            let info = self.log.info(&self.run).await.map_err(Refused::Log)?;
             let session = match (&info, session) {
                 (Some(info), _) => info.origin.session.clone().unwrap_or_default(),
                 (None, Some(session)) => session.to_owned(),
@@ -219,7 +218,7 @@ impl Owner {
             let origin = NewRun { agent: self.settings.agent.clone(), customer: None, session: Some(session.clone()) };
             let mut read = Read::default();
             let fold = |event: &Event| read.fold(event);
-            let writer = Writer::read(&self.ingest, &self.run, info.as_deref(), origin, fold).await.map_err(fault)?;
+            let writer = Writer::read(&self.ingest, &self.run, info.as_deref(), origin, fold).await.map_err(Refused::Log)?;
             read.cursor = read.next_line();
             self.state = Some(State { session, writer, read, pending: Vec::new() });
         }

@@ -36,7 +36,7 @@ pub async fn open_runs(ingest: &Ingest, session: &str) -> Result<Vec<RunId>, Ref
     let (mut before, mut open) = (None, Vec::new());
     loop {
         let filter = RunFilter { before, limit: LIST, ..RunFilter::default() };
-        let page = ingest.0.log.list(filter).await.map_err(|error| Refused::Log(error.0))?;
+        let page = ingest.0.log.list(filter).await.map_err(Refused::Log)?;
         let own = page.runs.iter().filter(|run| !run.is_settled() && run.origin.session.as_deref() == Some(session));
         open.extend(own.map(|run| run.run.clone()));
         before = page.next;

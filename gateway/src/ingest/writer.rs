@@ -49,7 +49,7 @@ impl Writer {
     /// # Errors
     /// `Elsewhere` when another replica follows the run, `InUse` when the run is another's, `Settled` when it is over, `Log` when the log cannot be read.
     pub async fn open(ingest: &Ingest, run: &RunId, origin: NewRun, fold: impl FnMut(&Event)) -> Result<Self, Refused> {
-        let info = ingest.0.log.info(run).await.map_err(|error| Refused::Log(error.0))?;
+        let info = ingest.0.log.info(run).await.map_err(Refused::Log)?;
         if let Some(info) = &info {
             if info.origin.session != origin.session {
                 return Err(Refused::InUse);
@@ -58,12 +58,10 @@ impl Writer {
                 return Err(Refused::Settled);
             }
         }
-        if origin.session.as_deref().is_some_and(is_of_upstream)
-            && !ingest.0.log.own(run).await.map_err(|error| Refused::Log(error.0))?
-        {
+        if origin.session.as_deref().is_some_and(is_of_upstream) && !ingest.0.log.own(run).await.map_err(Refused::Log)? {
             return Err(Refused::Elsewhere);
         }
-        Self::read(ingest, run, info.as_deref(), origin, fold).await.map_err(|error| Refused::Log(error.0))
+        Self::read(ingest, run, info.as_deref(), origin, fold).await.map_err(Refused::Log)
     }
 
     /// The same for any run, whoever's it is and whether it is over or not.

@@ -46,7 +46,7 @@ impl Claims {
             return Ok(false);
         }
         if state.claimed.len() >= self.count_max {
-            return Err(ReadError(format!("more than {} names were claimed", self.count_max)));
+            return Err(ReadError::temporary(format!("more than {} names were claimed", self.count_max)));
         }
         state.claimed.insert(name.to_owned());
         state.until.insert((until, name.to_owned()));

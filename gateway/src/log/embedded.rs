@@ -155,7 +155,7 @@ impl Embedded {
     fn find(&self, run: &RunId) -> Result<Option<(u64, Arc<RunInfo>)>, ReadError> {
         let index = self.index();
         match index.damage(run) {
-            Some(what) => Err(ReadError(format!("the entry of run {run} is damaged: {what}"))),
+            Some(what) => Err(ReadError::new(format!("the entry of run {run} is damaged: {what}"))),
             None => Ok(index.entry(run).map(|entry| (entry.number, entry.info.clone()))),
         }
     }
@@ -175,23 +175,23 @@ impl Embedded {
             let viewed = tokio::task::spawn_blocking(move || store.view(|transaction| attempt(transaction))).await;
             let why = match viewed {
                 Ok(Ok(value)) => return Ok(value),
-                Ok(Err(Fault::Damaged(what))) => return Err(ReadError(what)),
+                Ok(Err(Fault::Damaged(what))) => return Err(ReadError::new(what)),
                 Ok(Err(Fault::Device(why))) => {
                     refused += 1;
                     if refused == READ_TRIES {
                         self.unreadable().insert(run.clone(), (Instant::now(), why.clone()));
                         let _ = self.commands.try_send(Command::Failed { opening, why: why.clone() });
-                        return Err(ReadError(why));
+                        return Err(ReadError::new(why));
                     }
                     why
                 }
                 Ok(Err(Fault::Closed(why))) => why,
-                Err(error) => return Err(ReadError(error.to_string())),
+                Err(error) => return Err(ReadError::new(error.to_string())),
             };
             // A writer with a full queue finds it out by itself.
             let _ = self.commands.try_send(Command::Failed { opening, why: why.clone() });
             if !matches!(timeout_at(deadline, openings.changed()).await, Ok(Ok(()))) {
-                return Err(ReadError(why));
+                return Err(ReadError::temporary(why));
             }
         }
     }
@@ -202,7 +202,7 @@ impl Embedded {
             return Ok(());
         }
         unreadable.retain(|_, (since, _)| since.elapsed() < UNREADABLE_FOR);
-        unreadable.get(run).map_or(Ok(()), |(_, why)| Err(ReadError(why.clone())))
+        unreadable.get(run).map_or(Ok(()), |(_, why)| Err(ReadError::new(why.clone())))
     }
 
     fn unreadable(&self) -> std::sync::MutexGuard<'_, HashMap<RunId, (Instant, String)>> {
@@ -225,7 +225,7 @@ impl Embedded {
         let is_going = index.is_removing(number)
             || index.info(&known.run).is_none_or(|now| now.tombstone || now.incarnation != known.incarnation);
         // What retention has removed in the meantime is not missing.
-        if is_going { Ok(()) } else { Err(ReadError(format!("event {want} of run {} is missing in the file", known.run))) }
+        if is_going { Ok(()) } else { Err(ReadError::new(format!("event {want} of run {} is missing in the file", known.run))) }
     }
 
     fn refusal(&self) -> AppendError {

@@ -176,7 +176,7 @@ impl Nats {
         let runs = patiently(deadline, || shared.load_runs()).await?;
         patiently(deadline, || async {
             let renewed = shared.renew().await;
-            renewed.map_err(|error| OpenError::Setup { name: shared.bus.names.leases.clone(), why: error.0 })
+            renewed.map_err(|error| OpenError::Setup { name: shared.bus.names.leases.clone(), why: error.into_what() })
         })
         .await?;
         metrics::log_writable(true);
@@ -292,7 +292,7 @@ impl Shared {
 
     /// A place for a read that nobody has counted elsewhere.
     async fn catch_up(&self) -> Result<SemaphorePermit<'_>, ReadError> {
-        self.catch_ups.acquire().await.map_err(|_| ReadError("it is closed".into()))
+        self.catch_ups.acquire().await.map_err(|_| ReadError::temporary("it is closed"))
     }
 
     fn health(&self) -> Result<(), String> {
@@ -368,7 +368,7 @@ impl Log for Nats {
         match self.shared.buckets.claims.create(name, Bytes::new()).await {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == CreateErrorKind::AlreadyExists => Ok(false),
-            Err(error) => Err(ReadError(error.to_string())),
+            Err(error) => Err(ReadError::temporary(error.to_string())),
         }
     }
 

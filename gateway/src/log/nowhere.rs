@@ -23,7 +23,7 @@ impl Log for Nowhere {
     }
 
     async fn tail(&self, _: &RunId) -> Result<Tail, ReadError> {
-        Err(ReadError("it has no runs".into()))
+        Err(ReadError::new("it has no runs"))
     }
 
     fn publish_live(&self, _: &RunId, _: LiveItem) {}

@@ -241,6 +241,7 @@ fn refused(error: &Refused) -> Response {
         Refused::Forbidden => (StatusCode::FORBIDDEN, "forbidden"),
         Refused::Expired => (StatusCode::UNAUTHORIZED, "unauthorized"),
         Refused::Full | Refused::NoRoom => (StatusCode::SERVICE_UNAVAILABLE, "over_capacity"),
+        Refused::Log(error) if error.is_temporary() => (StatusCode::SERVICE_UNAVAILABLE, "upstream_unavailable"),
         Refused::Log(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
     };
     refuse(status, code, &error.to_string())

@@ -137,7 +137,7 @@ impl SimLog {
     /// What every read has in common: it may take its time and fail.
     async fn reach(&self) -> Result<(), ReadError> {
         self.delay(|weather| weather.read_late).await;
-        if self.roll(|weather| weather.read_fails) { Err(ReadError("a scripted fault".into())) } else { Ok(()) }
+        if self.roll(|weather| weather.read_fails) { Err(ReadError::temporary("a scripted fault")) } else { Ok(()) }
     }
 }
 

@@ -94,7 +94,7 @@ impl Shared {
             RunInfo { incarnation, head: before, first: before + 1, ..new }
         } else {
             let last = last.as_ref().filter(|last| !last.is_removed);
-            let known = self.known_at(&run, last).await.map_err(|error| AppendError::Unavailable(error.0))?;
+            let known = self.known_at(&run, last).await.map_err(|error| AppendError::Unavailable(error.into_what()))?;
             known.as_deref().cloned().ok_or(AppendError::Conflict { head: 0 })?
         };
         let id = format!("{}-{}", self.replica, self.appends.fetch_add(1, Ordering::Relaxed));
@@ -164,7 +164,7 @@ impl Shared {
         {
             return Ok(Some(known));
         }
-        let last = self.last(run).await.map_err(|error| AppendError::Unavailable(error.0))?;
+        let last = self.last(run).await.map_err(|error| AppendError::Unavailable(error.into_what()))?;
         check(last.as_ref(), expected)?;
         Ok(last)
     }
@@ -199,7 +199,7 @@ impl Shared {
                             _ => "the bus was behind".into(),
                         }
                     }
-                    Err(error) => error.0,
+                    Err(error) => error.into_what(),
                 },
             };
             if Instant::now() > deadline || self.closed.load(Ordering::Relaxed) {

@@ -140,14 +140,14 @@ impl Bus {
         let answer: GetAnswer = self.ask(api, &question).await?;
         match (answer.message, answer.error) {
             (Some(RawMessage { seq, hdrs, data }), _) => {
-                let wrong = |what: String| ReadError(format!("message {seq} of the stream: {what}"));
+                let wrong = |what: String| ReadError::new(format!("message {seq} of the stream: {what}"));
                 let headers = STANDARD.decode(hdrs).map_err(|error| wrong(error.to_string()))?;
                 let payload = STANDARD.decode(data).map_err(|error| wrong(error.to_string()))?;
                 Ok(Some(Stored { place: seq, headers: parse(&headers), payload: payload.into() }))
             }
             (None, Some(error)) if error.err_code == NOT_FOUND => Ok(None),
-            (None, Some(error)) => Err(ReadError(format!("{} ({})", error.description, error.err_code))),
-            (None, None) => Err(ReadError("the server's answer says nothing".into())),
+            (None, Some(error)) => Err(ReadError::temporary(format!("{} ({})", error.description, error.err_code))),
+            (None, None) => Err(ReadError::new("the server's answer says nothing")),
         }
     }
 
@@ -156,7 +156,7 @@ impl Bus {
         let deadline = Instant::now() + self.answer_wait;
         while self.client.connection_state() != State::Connected {
             if Instant::now() > deadline {
-                return Err(ReadError("NATS is not connected".into()));
+                return Err(ReadError::temporary("NATS is not connected"));
             }
             sleep(LOOK_EVERY).await;
         }
@@ -167,8 +167,8 @@ impl Bus {
     pub async fn ask<T: serde::de::DeserializeOwned>(&self, api: String, question: &serde_json::Value) -> Result<T, ReadError> {
         self.connected().await?;
         let request = Request::new().payload(question.to_string().into()).timeout(Some(self.answer_wait));
-        let answer = self.client.send_request(api, request).await.map_err(|error| ReadError(error.to_string()))?;
-        serde_json::from_slice(&answer.payload).map_err(|error| ReadError(format!("the server's answer: {error}")))
+        let answer = self.client.send_request(api, request).await.map_err(|error| ReadError::temporary(error.to_string()))?;
+        serde_json::from_slice(&answer.payload).map_err(|error| ReadError::new(format!("the server's answer: {error}")))
     }
 
     /// The messages of `subject` from `place` on, at most `count` and about `bytes_max`, as some replica has them.
@@ -179,7 +179,7 @@ impl Bus {
         }
         self.connected().await?;
         let inbox = self.client.new_inbox();
-        let failed = |error: String| ReadError(error);
+        let failed = |error: String| ReadError::temporary(error);
         let mut answers = self.client.subscribe(inbox.clone()).await.map_err(|error| failed(error.to_string()))?;
         let api = format!("$JS.API.DIRECT.GET.{stream}");
         let asked = self.client.publish_with_reply(api, inbox, question.to_string().into()).await;

@@ -102,7 +102,7 @@ impl Shared {
 
     async fn begin_to_follow(self: &Arc<Self>, run: &RunId) -> Result<Arc<Follow>, ReadError> {
         let names = &self.bus.names;
-        let failed = |error: async_nats::client::SubscribeError| ReadError(error.to_string());
+        let failed = |error: async_nats::client::SubscribeError| ReadError::temporary(error.to_string());
         let tail = self.bus.client.subscribe(names.tail(run)).await.map_err(failed)?;
         let live = self.bus.client.subscribe(names.live(run)).await.map_err(failed)?;
         // The server takes what a connection says in order: from before this answer on it tells all.

@@ -133,7 +133,7 @@ fn unescaped(text: &str) -> Option<String> {
 pub(super) fn head(headers: &HeaderMap, place: u64) -> Result<Head, ReadError> {
     let text = |name: &str| headers.get(name).map(|value| value.as_str());
     let number = |name: &str| text(name).and_then(|value| value.parse().ok());
-    let wrong = |name| ReadError(format!("message {place} of the stream has no {name}: runcast did not write it"));
+    let wrong = |name| ReadError::new(format!("message {place} of the stream has no {name}: runcast did not write it"));
     Ok(Head {
         place,
         seq: number(SEQ).ok_or_else(|| wrong(SEQ))?,
@@ -164,7 +164,7 @@ pub(super) fn alone(payload: &Bytes) -> Bytes {
 /// The event that a message's payload holds.
 pub(super) fn event(run: &RunId, head: &Head, payload: &Bytes) -> Result<Event, ReadError> {
     decode_record(run, head.seq, payload)
-        .map_err(|error| ReadError(format!("event {} of run {run} (message {}): {error}", head.seq, head.place)))
+        .map_err(|error| ReadError::new(format!("event {} of run {run} (message {}): {error}", head.seq, head.place)))
 }
 
 /// Where a message stands that the server repeats or gives back directly; `None` for what no stream has stamped.

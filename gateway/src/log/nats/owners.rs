@@ -102,7 +102,7 @@ impl Shared {
     /// Becomes a run's owner if nobody is or the one that is lives no more.
     async fn take_over(&self, run: &RunId) -> Result<bool, ReadError> {
         let (owners, key) = (&self.buckets.owners, token(run));
-        let failed = |error: String| ReadError(format!("who follows run {run} is not to be had: {error}"));
+        let failed = |error: String| ReadError::temporary(format!("who follows run {run} is not to be had: {error}"));
         let value = |epoch| {
             let owner = Owner { replica: self.replica.clone(), epoch };
             Bytes::from(serde_json::to_vec(&owner).unwrap_or_else(|error| unreachable!("an owner is plain data: {error}")))
@@ -153,9 +153,9 @@ impl Shared {
         let began = Instant::now();
         self.doubt_all_if_lapsed();
         if !self.is_connected() {
-            return Err(ReadError("NATS is not connected".into()));
+            return Err(ReadError::temporary("NATS is not connected"));
         }
-        self.buckets.leases.put(&self.replica, Bytes::new()).await.map_err(|error| ReadError(error.to_string()))?;
+        self.buckets.leases.put(&self.replica, Bytes::new()).await.map_err(|error| ReadError::temporary(error.to_string()))?;
         self.owners.state().alive = Some(began);
         Ok(())
     }

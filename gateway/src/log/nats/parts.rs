@@ -205,7 +205,7 @@ impl Shared {
             if let Some(stored) = batch.messages.last() {
                 place = stored.place + 1;
             } else if Instant::now() > deadline {
-                return Err(ReadError(format!("the events of run {run} are not to be had")));
+                return Err(ReadError::new(format!("the events of run {run} are not to be had")));
             } else {
                 sleep(BEHIND).await;
             }
@@ -217,9 +217,9 @@ impl Shared {
     /// Fetches a payload that was put away.
     pub(super) async fn fetch(&self, run: &RunId, parts: &Parts) -> Result<Bytes, ReadError> {
         let missing =
-            || ReadError(format!("parts of a large event of run {run} are missing in the stream {}", self.bus.names.parts));
+            || ReadError::new(format!("parts of a large event of run {run} are missing in the stream {}", self.bus.names.parts));
         if parts.bytes > self.settings.event_bytes_max || parts.count > parts.bytes {
-            return Err(ReadError(format!("a large event of run {run} says that it has {} bytes", parts.bytes)));
+            return Err(ReadError::new(format!("a large event of run {run} says that it has {} bytes", parts.bytes)));
         }
         let deadline = Instant::now() + self.wait;
         let mut payload = BytesMut::with_capacity(parts.bytes);
@@ -243,7 +243,7 @@ impl Shared {
         if hash == parts.hash {
             Ok(payload)
         } else {
-            Err(ReadError(format!("a large event of run {run} is not what was stored")))
+            Err(ReadError::new(format!("a large event of run {run} is not what was stored")))
         }
     }
 }

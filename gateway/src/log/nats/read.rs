@@ -133,7 +133,7 @@ impl Shared {
                 }
             }
             if Instant::now() > deadline {
-                return Err(ReadError(format!("the first event of run {run} is not to be had")));
+                return Err(ReadError::temporary(format!("the first event of run {run} is not to be had")));
             }
             sleep(BEHIND).await;
         }
@@ -179,7 +179,7 @@ impl Shared {
                 }
                 let want = events.last().map_or(after + 1, |(last, _): &(Arc<Event>, usize)| last.seq + 1);
                 if at.seq != want && !(events.is_empty() && self.begins_at(run, &at)) {
-                    return Err(ReadError(format!("event {want} of run {run} is missing in the stream")));
+                    return Err(ReadError::new(format!("event {want} of run {run} is missing in the stream")));
                 }
                 let seq = at.seq;
                 let (event, size) = self.event(run, &at, stored).await?;
@@ -201,7 +201,10 @@ impl Shared {
             if is_empty {
                 // This replica is behind the leader.
                 if Instant::now() > deadline {
-                    return Err(ReadError(format!("event {} of run {run} is not to be had from any replica", after + 1)));
+                    return Err(ReadError::temporary(format!(
+                        "event {} of run {run} is not to be had from any replica",
+                        after + 1
+                    )));
                 }
                 sleep(BEHIND).await;
             }

@@ -70,7 +70,7 @@ impl Shared {
             place = match self.bus.store(subject.clone(), headers, Bytes::from_static(b"{}")).await {
                 Ok(place) => place,
                 Err(NotStored::WrongLast) => return Ok(false),
-                Err(why) => return Err(ReadError(format!("{why:?}"))),
+                Err(why) => return Err(ReadError::temporary(format!("{why:?}"))),
             };
         }
         self.purge(&self.bus.names.stream, &subject, place).await?;
@@ -84,7 +84,7 @@ impl Shared {
         let question = serde_json::json!({ "filter": subject, "seq": place });
         let answer: Purged = self.bus.ask(format!("$JS.API.STREAM.PURGE.{stream}"), &question).await?;
         match answer.error {
-            Some(error) => Err(ReadError(error.to_string())),
+            Some(error) => Err(ReadError::temporary(error.to_string())),
             None => Ok(answer.purged),
         }
     }
