@@ -44,12 +44,12 @@ export class Server {
   }
 
   async #spawn(listen) {
-    assert.ok(PROGRAM, "RUNCAST_TEST_PROGRAM is not set");
-    const { toml = "", env = {} } = this.#options;
+    const { toml = "", env = {}, program = PROGRAM } = this.#options;
+    assert.ok(program, "RUNCAST_TEST_PROGRAM is not set");
     const config = join(this.#folder, "config.toml");
     writeFileSync(config, toml);
     const folder = ["--data", join(this.#folder, "data"), "--config", config];
-    this.#child = spawn(PROGRAM, ["serve", "--listen", listen, "--admin-listen", "127.0.0.1:0", ...folder], {
+    this.#child = spawn(program, ["serve", "--listen", listen, "--admin-listen", "127.0.0.1:0", ...folder], {
       env: { ...process.env, ...env },
       stdio: ["ignore", "ignore", "pipe"],
     });

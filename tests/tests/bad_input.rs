@@ -315,7 +315,9 @@ async fn a_line_over_the_limit_is_reported_and_the_run_goes_on() {
     server.ingest("r", body).await;
     let records = websocket(&server, "r", "since=-1").await.expect("a stream").rest().await;
     let kinds: Vec<&str> = records.iter().map(|record| record.kind.as_str()).collect();
-    assert_eq!(kinds, ["run", "steps_append", "unreadable", "steps_append", "steps_append", "run"]);
+    assert_eq!(kinds, ["run", "steps_append", "unreadable", "steps_append", "run"]);
+    let steps = |at: usize| records[at].said["steps"].as_array().map(Vec::len);
+    assert_eq!((steps(1), steps(3)), (Some(1), Some(2)), "the step behind it, and the outcome");
     assert_eq!(records[2].said["bytes"].as_u64(), Some(3_000_022));
 }
 

@@ -100,8 +100,8 @@ impl RawSocket {
     /// What of the records that `reader` gave can be written now; each comes with the place of a client that has it. There
     /// must be room for more than a little. What finds none is read again, and a large record waits for it: nothing is held
     /// meanwhile.
-    pub async fn owe(&mut self, reader: &mut Reader, mut owed: Vec<(Bytes, Position)>) -> VecDeque<Bytes> {
-        let length = |pieces: &[(Bytes, Position)]| pieces.iter().map(|(bytes, _)| bytes.len()).sum::<usize>();
+    pub async fn owe<R: AsRef<[u8]>>(&mut self, reader: &mut Reader, mut owed: Vec<(R, Position)>) -> VecDeque<R> {
+        let length = |records: &[(R, Position)]| records.iter().map(|(record, _)| record.as_ref().len()).sum::<usize>();
         let wanted = length(&owed);
         if wanted > self.room() && !self.try_hold(wanted) {
             let room = self.room();
@@ -119,7 +119,7 @@ impl RawSocket {
                 reader.move_to(*position);
             }
         }
-        owed.into_iter().map(|(bytes, _)| bytes).collect()
+        owed.into_iter().map(|(record, _)| record).collect()
     }
 
     /// How much can be written without asking for room.
