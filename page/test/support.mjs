@@ -195,6 +195,11 @@ export class Link {
     this.isCut = false;
   }
 
+  /** What is connected stays so, and nothing comes through it any more; new connections are served. */
+  freeze() {
+    for (const socket of this.#sockets) socket.pause();
+  }
+
   async stop() {
     this.cut();
     await new Promise((resolve) => this.#server.close(resolve));

@@ -79,7 +79,9 @@ export class RowView extends Component<Props> {
           if (model.selected.peek() !== row.key) model.selected.value = row.key;
         }}
       >
-        <span class="when">{stamp(item.at, since)}</span>
+        <span class="when" title={moment(item)}>
+          {stamp(item, since)}
+        </span>
         <div class="what">
           {isTail && item.kind === "tool" ? <Body tool={item} rev={item.rev} part="output" /> : <What {...this.props} />}
           {item.replaced && <p class="aside">Replaced by a later message.</p>}
@@ -89,11 +91,18 @@ export class RowView extends Component<Props> {
   }
 }
 
-function stamp(at: number | undefined, since: number | undefined): string {
-  if (at === undefined || since === undefined) return "";
+/** When it was, counted from the beginning of the run; where no times are known, which step it was. */
+function stamp({ at, index }: Item, since: number | undefined): string {
+  if (since === undefined) return index < 0 ? "" : `#${index}`;
+  if (at === undefined) return "";
   const seconds = Math.max(0, Math.floor((at - since) / 1000));
   const [minutes, rest] = [Math.floor(seconds / 60), String(seconds % 60).padStart(2, "0")];
   return minutes < 60 ? `${minutes}:${rest}` : `${Math.floor(minutes / 60)}:${String(minutes % 60).padStart(2, "0")}:${rest}`;
+}
+
+function moment({ at, index }: Item): string | undefined {
+  const parts = [index < 0 ? "" : `step ${index}`, at === undefined ? "" : new Date(at).toLocaleString()];
+  return parts.filter((part) => part !== "").join(", ") || undefined;
 }
 
 /** What an item is called, for those who hear it. */
