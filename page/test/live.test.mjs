@@ -383,18 +383,22 @@ test("who listens is told of news now and then, and not of each", async () => {
     await view.page.evaluate(() => {
       window.told = [];
       const region = document.querySelector('[role="status"][aria-live="polite"]');
-      new MutationObserver(() => window.told.push(region.textContent)).observe(region, { childList: true, characterData: true, subtree: true });
+      new MutationObserver(() => window.told.push({ text: region.textContent, at: performance.now() })).observe(region, { childList: true, characterData: true, subtree: true });
     });
-    for (const at of ALL(12).slice(1)) {
-      await server.send("r", [said(`Word ${at} is said.`)], at + 1);
-      await view.sees(`Word ${at} is said.`, ".transcript");
+    let sent = 1;
+    for (const times of ALL(8)) {
+      // What is said twice in the same words is not heard twice.
+      const count = 1 + (times % 2);
+      await server.send("r", ALL(count).map((at) => said(`Word ${sent + at} is said.`)), sent + 1);
+      sent += count;
+      await view.sees(`Word ${sent - 1} is said.`, ".transcript");
     }
-    await server.send("r", [RESULT], 13);
+    await server.send("r", [RESULT], sent + 1);
     await server.end("r");
-    await view.until(() => window.told.at(-1) === "The run has ended: completed");
+    await view.until(() => window.told.at(-1)?.text === "The run has ended: completed");
     const told = await view.page.evaluate(() => window.told);
-    assert.match(told[0], /^\d+ new steps?$/);
-    assert.ok(told.length <= 6, told.join("; "));
+    assert.match(told[0].text, /^\d+ new steps?$/);
+    for (let at = 1; at < told.length; at += 1) assert.ok(told[at].at - told[at - 1].at > 5000, JSON.stringify(told));
     await view.close();
   } finally {
     await server.stop();
