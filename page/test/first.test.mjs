@@ -334,3 +334,26 @@ test("what is copied is what was said, character for character", async () => {
     await server.stop();
   }
 });
+
+test("thinking, input and output are folded until they are asked for", async () => {
+  const server = await Server.start();
+  try {
+    await server.ingest("done", recorded("fix-failing-test"));
+    const view = await open(server.base, { run: "done" });
+    await view.state("ended");
+    const count = (what) => view.page.evaluate((what) => document.querySelectorAll(what).length, what);
+    assert.ok((await count(".kind-thinking")) > 0 && (await count(".tool")) > 0);
+    assert.deepEqual([await count(".kind-thinking .fold-body"), await count(".tool-body")], [0, 0]);
+    await view.page.click(".kind-thinking .fold-head");
+    await view.sees("so I run the suite before", ".kind-thinking .fold-body");
+    await view.page.click(".tool .tool-head");
+    await view.until(() => document.querySelectorAll(".tool-body").length === 1);
+    await view.page.keyboard.press("e");
+    await view.until(() => document.querySelectorAll(".tool-body, .fold-body").length === 0);
+    // A message that says when it was, or which step it is where all was written down at once.
+    assert.match(await view.page.textContent(".kind-thinking .when"), /^\s*#\d+\s*$/);
+    await view.close();
+  } finally {
+    await server.stop();
+  }
+});
