@@ -12,13 +12,13 @@ import { fileURLToPath } from "node:url";
 import { chromium } from "playwright-core";
 
 const PROGRAM = process.env.RUNCAST_TEST_PROGRAM;
-const CHROMIUM = process.env.RUNCAST_TEST_CHROMIUM ?? "/usr/bin/chromium";
+export const CHROMIUM = process.env.RUNCAST_TEST_CHROMIUM ?? "/usr/bin/chromium";
 const SHOTS = process.env.RUNCAST_TEST_SHOTS ?? fileURLToPath(new URL("../../target/page", import.meta.url));
 const RUNS = fileURLToPath(new URL("../../tests/fixtures/runs", import.meta.url));
 const FAULTS = fileURLToPath(new URL("../../tests/fixtures/faults", import.meta.url));
 /** Nothing is waited for longer: then the test fails. */
 export const LIMIT_MS = Number(process.env.RUNCAST_TEST_LIMIT_MS ?? 60_000);
-const ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+export const ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 
 /** The lines of a recorded run. */
 export function recorded(name) {
