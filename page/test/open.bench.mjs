@@ -140,22 +140,28 @@ async function visit(browser, server) {
 }
 
 const servers = [];
-for (const program of programs) {
-  const server = await Server.start({ program });
-  await server.ingest("long", LINES);
-  servers.push({ program, server, took: [] });
-}
-for (let round = 0; round < Number(rounds); round += 1) {
-  for (const { server, took } of servers) {
-    const browser = await Browser.start();
-    // Not its very first page: a browser that has only just begun is busy with itself.
-    const before = await browser.open(server.base);
-    await evaluate(before.socket, listed);
-    await browser.close(before);
-    took.push({ visit: await visit(browser, server), click: await click(browser, server) });
-    await browser.stop();
+let browser;
+try {
+  for (const program of programs) {
+    const server = await Server.start({ program });
+    servers.push({ program, server, took: [] });
+    await server.ingest("long", LINES);
   }
-}
+  for (let round = 0; round < Number(rounds); round += 1) {
+    for (const { server, took } of servers) {
+      browser = await Browser.start();
+      // Not its very first page: a browser that has only just begun is busy with itself.
+      const before = await browser.open(server.base);
+      await evaluate(before.socket, listed);
+      await browser.close(before);
+      took.push({ visit: await visit(browser, server), click: await click(browser, server) });
+      await browser.stop();
+      browser = undefined;
+    }
+  }
+} finally {
+  await browser?.stop();
+  }
 const spread = (numbers) => {
   const sorted = numbers.toSorted((a, b) => a - b).map((ms) => Math.round(ms));
   return `${sorted[0]} … ${sorted[Math.floor(sorted.length / 2)]} … ${sorted.at(-1)}`;
@@ -167,4 +173,3 @@ for (const { program, took } of servers) {
     console.log(`  ${how}: first rows ${part("first")}, all ${part("whole")}, at the end ${part("end")}`);
   }
 }
-for (const { server } of servers) await server.stop();
