@@ -295,3 +295,65 @@ test("of more than a thousand runs all can be scrolled to and found, and few are
   }
 });
 
+
+test("runs that are not kept any more leave the list, and who looks at one is told", async () => {
+  const server = await Server.start({ toml: "[log.retention]\nruns_max = 3\nsweep_every_ms = 50\n" });
+  try {
+    for (const run of ["a", "b", "c"]) await server.ingest(run, [INIT, said(`I am ${run}.`), RESULT]);
+    const view = await open(server.base);
+    const shown = (runs) => [...document.querySelectorAll(".list-row[data-key]")].map((row) => row.dataset.key).join(" ") === runs;
+    await view.until(shown, "c b a");
+    await server.ingest("d", [INIT, said("I am d."), RESULT]);
+    await view.until(shown, "d c b");
+    await view.until(() => document.querySelector(".kinds button .n")?.textContent === "3");
+    await view.page.goto(`${server.base}/#/runs/a`);
+    await view.sees("There is no such run.");
+    view.wrong = view.wrong.filter((line) => !/404/.test(line));
+    await view.close();
+  } finally {
+    await server.stop();
+  }
+});
+
+test("what is copied is what was said, character for character", async () => {
+  const server = await Server.start();
+  try {
+    const odd = "A  line\twith `marks`, \u202ehidden ones\u202c,\n\n- and 🌍.";
+    await server.ingest("r", [INIT, said(odd), RESULT]);
+    const view = await open(server.base, { run: "r", permissions: ["clipboard-read", "clipboard-write"] });
+    await view.state("ended");
+    const copied = () => view.page.evaluate(() => navigator.clipboard.readText());
+    await view.page.hover(".kind-text .said");
+    await view.page.click(".kind-text .copy");
+    await view.until(() => document.querySelector('[role="status"][aria-live="polite"]').textContent === "copied");
+    assert.equal(await copied(), odd);
+    await view.page.click(".run-id .copy");
+    await view.until(async () => (await navigator.clipboard.readText()) === "r");
+    await view.close();
+  } finally {
+    await server.stop();
+  }
+});
+
+test("thinking, input and output are folded until they are asked for", async () => {
+  const server = await Server.start();
+  try {
+    await server.ingest("done", recorded("fix-failing-test"));
+    const view = await open(server.base, { run: "done" });
+    await view.state("ended");
+    const count = (what) => view.page.evaluate((what) => document.querySelectorAll(what).length, what);
+    assert.ok((await count(".kind-thinking")) > 0 && (await count(".tool")) > 0);
+    assert.deepEqual([await count(".kind-thinking .fold-body"), await count(".tool-body")], [0, 0]);
+    await view.page.click(".kind-thinking .fold-head");
+    await view.sees("so I run the suite before", ".kind-thinking .fold-body");
+    await view.page.click(".tool .tool-head");
+    await view.until(() => document.querySelectorAll(".tool-body").length === 1);
+    await view.page.keyboard.press("e");
+    await view.until(() => document.querySelectorAll(".tool-body, .fold-body").length === 0);
+    // A message that says when it was, or which step it is where all was written down at once.
+    assert.match(await view.page.textContent(".kind-thinking .when"), /^\s*#\d+\s*$/);
+    await view.close();
+  } finally {
+    await server.stop();
+  }
+});

@@ -318,3 +318,89 @@ test("a page that is left opens no connection, and one that is over is not asked
     await server.stop();
   }
 });
+
+test("long text shows its end while it is written and its start when asked, and all of it as a message", async () => {
+  const server = await Server.start();
+  try {
+    const sentences = ALL(2000).map((at) => `Sentence ${at} of it.`);
+    const parts = ALL(20).map((at) => delta(`${sentences.slice(at * 100, at * 100 + 100).join("\n")}\n`));
+    await server.send("r", [INIT, START, ...parts]);
+    const view = await open(server.base, { run: "r" });
+    await view.state("live");
+    await view.sees("Sentence 1999 of it.", ".kind-open");
+    const says = (where, what) => view.page.evaluate(([where, what]) => document.querySelector(where).innerText.includes(what), [where, what]);
+    assert.equal(await says(".kind-open", "Sentence 0 of it."), false);
+    await view.sees("Show from the start", ".kind-open");
+    await view.shot("live-long-text");
+    await view.page.click(".kind-open .earlier");
+    await view.sees("Sentence 0 of it.", ".kind-open");
+    await server.send("r", [delta("And one more.")], 22);
+    await view.sees("And one more.", ".kind-open");
+    assert.equal(await says(".kind-open", "Sentence 0 of it."), true);
+    await server.send("r", [said(`${sentences.slice(0, 900).join("\n")}\nThe last of it.`, "m")], 23);
+    await view.until(() => document.querySelector(".kind-open") === null);
+    await view.sees("Sentence 0 of it.", ".kind-text");
+    await view.sees("The last of it.", ".kind-text");
+    await view.close();
+  } finally {
+    await server.stop();
+  }
+});
+
+test("a laptop that slept finds its connection dead, and catches up", async () => {
+  const server = await Server.start();
+  const link = await Link.to(server);
+  try {
+    await server.send("r", [INIT, said("Word 0 is said.")]);
+    const view = await open(link.base, { run: "r", allow: CUT });
+    await view.state("live");
+    await view.sees("Word 0 is said.", ".transcript");
+    // Nobody says that the connection is gone: nothing comes any more, and that is all.
+    link.freeze();
+    await server.send("r", [said("Word 1 is said.")], 2);
+    assert.equal(link.upgrades, 1);
+    await view.page.evaluate(() => {
+      const now = Date.now;
+      Date.now = () => now() + 60_000;
+    });
+    await view.sees("Word 1 is said.", ".transcript");
+    await view.state("live");
+    assert.equal(link.upgrades, 2);
+    assert.deepEqual(await words(view), ALL(2));
+    await view.close();
+  } finally {
+    await link.stop();
+    await server.stop();
+  }
+});
+
+test("who listens is told of news now and then, and not of each", async () => {
+  const server = await Server.start();
+  try {
+    await server.send("r", [INIT, said("Word 0 is said.")]);
+    const view = await open(server.base, { run: "r" });
+    await view.state("live");
+    await view.page.evaluate(() => {
+      window.told = [];
+      const region = document.querySelector('[role="status"][aria-live="polite"]');
+      new MutationObserver(() => window.told.push({ text: region.textContent, at: performance.now() })).observe(region, { childList: true, characterData: true, subtree: true });
+    });
+    let sent = 1;
+    for (const times of ALL(8)) {
+      // What is said twice in the same words is not heard twice.
+      const count = 1 + (times % 2);
+      await server.send("r", ALL(count).map((at) => said(`Word ${sent + at} is said.`)), sent + 1);
+      sent += count;
+      await view.sees(`Word ${sent - 1} is said.`, ".transcript");
+    }
+    await server.send("r", [RESULT], sent + 1);
+    await server.end("r");
+    await view.until(() => window.told.at(-1)?.text === "The run has ended: completed");
+    const told = await view.page.evaluate(() => window.told);
+    assert.match(told[0].text, /^\d+ new steps?$/);
+    for (let at = 1; at < told.length; at += 1) assert.ok(told[at].at - told[at - 1].at > 5000, JSON.stringify(told));
+    await view.close();
+  } finally {
+    await server.stop();
+  }
+});

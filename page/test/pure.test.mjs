@@ -303,3 +303,38 @@ test("what is looked for is found in input and output alike", () => {
     ["t", true],
   ]);
 });
+
+test("of the runs that are known, those are gone that a page of the list would have and has not", () => {
+  const run = (id, minute) => ({ id, created_at: new Date(1e12 + minute * 60_000).toISOString() });
+  const known = [run("e", 5), run("d", 4), run("c", 3), run("b", 2), run("a", 1), { id: "?", created_at: null }];
+  const at = (minute) => 1e12 + minute * 60_000;
+  const page = (next_cursor, ...runs) => ({ runs, next_cursor });
+  // The first page, with more behind it: what is older than its last run may be there.
+  assert.deepEqual(pure.gone(known, page("more", run("f", 6), run("d", 4), run("c", 3)), undefined), ["e"]);
+  assert.deepEqual(pure.gone(known, page("more", run("e", 5), run("d", 4)), undefined), []);
+  // A page in the middle says nothing of what is newer than where it begins.
+  assert.deepEqual(pure.gone(known, page("more", run("b", 2)), at(4)), ["c"]);
+  // The last page has all that is older.
+  assert.deepEqual(pure.gone(known, page(null, run("b", 2)), at(4)), ["c", "a"]);
+  assert.deepEqual(pure.gone(known, page(null), undefined), ["e", "d", "c", "b", "a"]);
+  // Runs of the moment in which a page ends may be on either side.
+  assert.deepEqual(pure.gone([run("x", 4), run("d", 4)], page("more", run("d", 4)), undefined), []);
+  assert.deepEqual(pure.gone([run("x", 4)], page("more", run("b", 2)), at(4)), []);
+});
+
+test("the end of a long text begins with a line, keeps still while more is written, and is never half a character", () => {
+  const { endFrom } = pure;
+  assert.equal(endFrom("short", 100), 0);
+  const lines = Array.from({ length: 5000 }, (_, at) => `line ${at} 🌍`).join("\n");
+  const places = new Set();
+  for (let length = 20_001; length < lines.length; length += 7) {
+    const from = endFrom(lines.slice(0, length), 20_000);
+    assert.ok(lines.startsWith("line", from) && length - from <= 20_000 && length - from > 7000, `${from} of ${length}`);
+    places.add(from);
+  }
+  assert.ok(places.size <= lines.length / 10_000 + 1, `${places.size} places`);
+  for (const shift of ["", "x"]) {
+    const text = shift + "🌍".repeat(20_000);
+    assert.equal(text.slice(endFrom(text, 20_000)).codePointAt(0), 0x1f30d);
+  }
+});

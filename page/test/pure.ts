@@ -2,6 +2,7 @@
 export * from "../src/model/describe.js";
 export * from "../src/model/diff.js";
 export * from "../src/model/fold.js";
+export * from "../src/model/gone.js";
 export * from "../src/model/lanes.js";
 export * from "../src/model/raw.js";
 export * from "../src/model/search.js";

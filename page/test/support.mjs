@@ -12,13 +12,13 @@ import { fileURLToPath } from "node:url";
 import { chromium } from "playwright-core";
 
 const PROGRAM = process.env.RUNCAST_TEST_PROGRAM;
-const CHROMIUM = process.env.RUNCAST_TEST_CHROMIUM ?? "/usr/bin/chromium";
+export const CHROMIUM = process.env.RUNCAST_TEST_CHROMIUM ?? "/usr/bin/chromium";
 const SHOTS = process.env.RUNCAST_TEST_SHOTS ?? fileURLToPath(new URL("../../target/page", import.meta.url));
 const RUNS = fileURLToPath(new URL("../../tests/fixtures/runs", import.meta.url));
 const FAULTS = fileURLToPath(new URL("../../tests/fixtures/faults", import.meta.url));
 /** Nothing is waited for longer: then the test fails. */
 export const LIMIT_MS = Number(process.env.RUNCAST_TEST_LIMIT_MS ?? 60_000);
-const ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+export const ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 
 /** The lines of a recorded run. */
 export function recorded(name) {
@@ -44,12 +44,12 @@ export class Server {
   }
 
   async #spawn(listen) {
-    assert.ok(PROGRAM, "RUNCAST_TEST_PROGRAM is not set");
-    const { toml = "", env = {} } = this.#options;
+    const { toml = "", env = {}, program = PROGRAM } = this.#options;
+    assert.ok(program, "RUNCAST_TEST_PROGRAM is not set");
     const config = join(this.#folder, "config.toml");
     writeFileSync(config, toml);
     const folder = ["--data", join(this.#folder, "data"), "--config", config];
-    this.#child = spawn(PROGRAM, ["serve", "--listen", listen, "--admin-listen", "127.0.0.1:0", ...folder], {
+    this.#child = spawn(program, ["serve", "--listen", listen, "--admin-listen", "127.0.0.1:0", ...folder], {
       env: { ...process.env, ...env },
       stdio: ["ignore", "ignore", "pipe"],
     });
@@ -193,6 +193,11 @@ export class Link {
 
   mend() {
     this.isCut = false;
+  }
+
+  /** What is connected stays so, and nothing comes through it any more; new connections are served. */
+  freeze() {
+    for (const socket of this.#sockets) socket.pause();
   }
 
   async stop() {

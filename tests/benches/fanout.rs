@@ -46,6 +46,9 @@ struct Counter {
     /// SSE: the last byte was an LF. WebSocket: what is still to come of the present frame.
     pending: u64,
     head: Vec<u8>,
+    /// WebSocket: the steps of the present frame so far, and the last bytes of it, in which another may begin.
+    steps: u64,
+    tail: Vec<u8>,
     records: u64,
     /// A close frame came.
     is_over: bool,
@@ -67,10 +70,15 @@ impl Counter {
             Way::WebSocket => {
                 while !bytes.is_empty() {
                     if self.pending > 0 {
-                        let take = (self.pending as usize).min(bytes.len());
-                        bytes = &bytes[take..];
-                        self.pending -= take as u64;
-                        self.records += u64::from(self.pending == 0);
+                        let (taken, rest) = bytes.split_at((self.pending as usize).min(bytes.len()));
+                        bytes = rest;
+                        self.pending -= taken.len() as u64;
+                        self.count_steps(taken);
+                        if self.pending == 0 {
+                            // A frame may be of many steps, or of none.
+                            self.records += std::mem::take(&mut self.steps).max(1);
+                            self.tail.clear();
+                        }
                         continue;
                     }
                     self.head.push(bytes[0]);
@@ -88,6 +96,16 @@ impl Counter {
                 }
             }
         }
+    }
+}
+
+impl Counter {
+    fn count_steps(&mut self, taken: &[u8]) {
+        const STEP: &[u8] = b"\"step_index\":";
+        self.tail.extend_from_slice(taken);
+        self.steps += memchr::memmem::find_iter(&self.tail, STEP).count() as u64;
+        // Too few to be counted again.
+        self.tail.drain(..self.tail.len().saturating_sub(STEP.len() - 1));
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use runcast_tests::{
     fixtures,
+    records::websocket,
     server::{Options, Server},
     until, within,
 };
@@ -152,6 +153,52 @@ async fn a_client_that_stops_reading_at_the_live_end_is_told_why_it_is_dropped_b
             let (opcode, said) = frames.last().expect("frames");
             assert_eq!((*opcode, u16::from_be_bytes([said[0], said[1]])), (8, 4408));
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_stops_reading_what_it_is_behind_by_has_whole_frames_and_comes_back_for_the_rest() {
+    const STEPS: usize = 900;
+    const STALL: Duration = Duration::from_secs(3);
+    let server = Server::start_with(Options::default().env("RUNCAST__STREAM__WRITE_STALL_MS", STALL.as_millis()));
+    // Steps of any length: some are copied into a frame, and some are pieces of their own in it.
+    server.ingest("r", (0..STEPS).map(|n| line(&"x".repeat(n * 997 % 20_000))).collect::<String>()).await;
+    let address = server.base.trim_start_matches("http://").parse().expect("an address");
+    let request = WEBSOCKET.replace("since=999999999", "since=-1");
+    let mut stuck = Vec::new();
+    for kib in [4, 5, 7, 11, 16, 33, 64] {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.set_recv_buffer_size(kib << 10).expect("a small buffer");
+        let mut socket = socket.connect(address).await.expect("connected");
+        socket.write_all(request.as_bytes()).await.expect("asked");
+        stuck.push(socket);
+    }
+    let all = stuck.len() as f64;
+    until("their end", || async { (server.metric("runcast_goodbyes_total", &["slow_reader"]).await == all).then_some(()) }).await;
+    // All at once: who does not begin to read again soon is cut off.
+    let reading: Vec<_> = stuck.into_iter().map(|mut socket| tokio::spawn(async move { rest(&mut socket).await })).collect();
+    for answer in reading {
+        let answer = answer.await.expect("read");
+        let mut frames = frames(head_and_body(&answer).1);
+        let (opcode, said) = frames.pop().expect("frames");
+        assert_eq!((opcode, u16::from_be_bytes([said[0], said[1]])), (8, 4408));
+        let said = frames.iter().map(|(_, said)| serde_json::from_slice::<serde_json::Value>(said).expect("JSON"));
+        let (mut indexes, mut cursor, mut joined) = (Vec::new(), None, 0);
+        for frame in said {
+            let steps = frame["steps"].as_array().map(Vec::as_slice).unwrap_or_default();
+            indexes.extend(steps.iter().filter_map(|step| step["step_index"].as_u64()));
+            joined += usize::from(steps.len() > 1);
+            cursor = frame["cursor"].as_str().map(str::to_owned).or(cursor);
+        }
+        let cursor = cursor.expect("a cursor");
+        let before = indexes.len();
+        let mut rest = websocket(&server, "r", &format!("cursor={cursor}")).await.expect("a stream");
+        for record in rest.rest().await {
+            indexes.extend(record.said["steps"].as_array().into_iter().flatten().filter_map(|step| step["step_index"].as_u64()));
+        }
+        assert!(joined > 0 && before < STEPS, "{joined} joined frames, {before} steps");
+        // The last is the outcome.
+        assert!(indexes.iter().copied().eq(0..=STEPS as u64), "{before} before the cut, {} in all", indexes.len());
     }
 }
 

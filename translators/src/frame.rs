@@ -2,12 +2,13 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes};
 
 use crate::{
     bridge,
     event::{Body, Event},
-    nodes, steps,
+    nodes,
+    steps::{self, SocketFrame},
 };
 
 /// What an encoder needs beside the event.
@@ -76,7 +77,7 @@ impl HttpChunk {
 pub struct Frame {
     pub event: Arc<Event>,
     context: Arc<Context>,
-    websocket: OnceLock<Option<Bytes>>,
+    websocket: OnceLock<Option<SocketFrame>>,
     bridge: OnceLock<Option<bridge::Message>>,
     done: OnceLock<bridge::Message>,
     /// Node records for a client without any open text (the common case, and every replay).
@@ -113,7 +114,13 @@ impl Frame {
 
     /// A whole WebSocket text message, frame header included.
     pub fn websocket(&self) -> Option<Bytes> {
-        self.websocket.get_or_init(|| steps::encode::frame(&self.event, &self.context).map(|json| websocket_text(&json))).clone()
+        self.socket_frame().map(|frame| frame.bytes().clone())
+    }
+
+    /// The same, to be joined with its neighbours.
+    pub fn socket_frame(&self) -> Option<&SocketFrame> {
+        let make = || steps::encode::frame_and_step(&self.event, &self.context).map(|(json, step)| SocketFrame::new(&json, step));
+        self.websocket.get_or_init(make).as_ref()
     }
 
     pub fn bridge(&self) -> Option<bridge::Message> {
@@ -157,19 +164,26 @@ impl Frame {
 
 /// `payload` as one unmasked, final WebSocket text frame: the same bytes for every client.
 pub fn websocket_text(payload: &[u8]) -> Bytes {
-    let mut out = Vec::with_capacity(payload.len() + 10);
-    out.push(0x81);
-    match payload.len() {
-        length @ 0..126 => out.push(length as u8),
-        length @ 126..0x1_0000 => {
-            out.push(126);
-            out.extend_from_slice(&(length as u16).to_be_bytes());
-        }
-        length => {
-            out.push(127);
-            out.extend_from_slice(&(length as u64).to_be_bytes());
-        }
-    }
+    let mut out = Vec::with_capacity(payload.len() + WEBSOCKET_HEAD_BYTES_MAX);
+    push_websocket_head(&mut out, payload.len());
     out.extend_from_slice(payload);
     out.into()
+}
+
+pub(crate) const WEBSOCKET_HEAD_BYTES_MAX: usize = 10;
+
+/// What stands before so many bytes of payload.
+pub(crate) fn push_websocket_head(out: &mut impl BufMut, payload: usize) {
+    out.put_u8(0x81);
+    match payload {
+        0..126 => out.put_u8(payload as u8),
+        126..0x1_0000 => {
+            out.put_u8(126);
+            out.put_u16(payload as u16);
+        }
+        _ => {
+            out.put_u8(127);
+            out.put_u64(payload as u64);
+        }
+    }
 }

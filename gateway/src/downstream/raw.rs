@@ -100,8 +100,8 @@ impl RawSocket {
     /// What of the records that `reader` gave can be written now; each comes with the place of a client that has it. There
     /// must be room for more than a little. What finds none is read again, and a large record waits for it: nothing is held
     /// meanwhile.
-    pub async fn owe(&mut self, reader: &mut Reader, mut owed: Vec<(Bytes, Position)>) -> VecDeque<Bytes> {
-        let length = |pieces: &[(Bytes, Position)]| pieces.iter().map(|(bytes, _)| bytes.len()).sum::<usize>();
+    pub async fn owe<R: AsRef<[u8]>>(&mut self, reader: &mut Reader, mut owed: Vec<(R, Position)>) -> VecDeque<R> {
+        let length = |records: &[(R, Position)]| records.iter().map(|(record, _)| record.as_ref().len()).sum::<usize>();
         let wanted = length(&owed);
         if wanted > self.room() && !self.try_hold(wanted) {
             let room = self.room();
@@ -119,7 +119,7 @@ impl RawSocket {
                 reader.move_to(*position);
             }
         }
-        owed.into_iter().map(|(bytes, _)| bytes).collect()
+        owed.into_iter().map(|(record, _)| record).collect()
     }
 
     /// How much can be written without asking for room.
@@ -181,7 +181,8 @@ impl RawSocket {
                     match self.writable().await {
                         Ok(()) => continue,
                         Err(Unwritten::Stalled(_)) => {
-                            return Err(Unwritten::Stalled(pieces.pop_front().filter(|_| is_begun)));
+                            // One that was not begun stays: it may belong to a record that was.
+                            return Err(Unwritten::Stalled(is_begun.then(|| pieces.pop_front()).flatten()));
                         }
                         Err(error) => return Err(error),
                     }
@@ -382,14 +383,15 @@ mod tests {
     use super::*;
 
     const BYTES: usize = 16 << 20;
+    const LONG: Duration = Duration::from_secs(600);
 
     /// A socket that writes much, until its peer, which is given too, takes no more; the budget is all used up.
-    async fn full(budget: &Budget) -> (RawSocket, TcpStream, VecDeque<Bytes>) {
+    async fn full(budget: &Budget, stall: Duration) -> (RawSocket, TcpStream, VecDeque<Bytes>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
         let peer = TcpStream::connect(listener.local_addr().expect("an address")).await.expect("connected");
         let (stream, _) = listener.accept().await.expect("accepted");
         let place = Arc::new(Semaphore::new(1)).acquire_owned().await.expect("open");
-        let mut socket = RawSocket::new(Stream::Tcp(stream), place, budget.clone(), Duration::from_secs(600));
+        let mut socket = RawSocket::new(Stream::Tcp(stream), place, budget.clone(), stall);
         assert!(socket.try_hold(BYTES));
         (socket, peer, VecDeque::from([Bytes::from(vec![b'x'; BYTES])]))
     }
@@ -397,7 +399,7 @@ mod tests {
     #[tokio::test]
     async fn a_peer_that_has_taken_something_when_others_need_the_memory_is_not_cut_off() {
         let budget = Budget::new(BYTES, Duration::ZERO, || {});
-        let (mut socket, mut peer, mut pieces) = full(&budget).await;
+        let (mut socket, mut peer, mut pieces) = full(&budget, LONG).await;
         let mut write = std::pin::pin!(socket.write(&mut pieces, || {}));
         assert!(poll!(&mut write).is_pending());
         let mut taken = vec![0; 1 << 20];
@@ -420,10 +422,23 @@ mod tests {
     #[tokio::test]
     async fn a_peer_that_takes_nothing_is_cut_off_when_others_need_the_memory() {
         let budget = Budget::new(BYTES, Duration::ZERO, || {});
-        let (mut socket, _peer, mut pieces) = full(&budget).await;
+        let (mut socket, _peer, mut pieces) = full(&budget, LONG).await;
         let (written, ()) = tokio::join!(socket.write(&mut pieces, || {}), async {
             assert!(budget.try_take(1, None).is_none());
         });
         assert!(matches!(written, Err(Unwritten::CutOff)), "{written:?}");
+    }
+
+    #[tokio::test]
+    async fn what_a_peer_that_is_stuck_has_nothing_of_stays_and_what_it_has_a_part_of_is_given_back() {
+        let budget = Budget::new(BYTES, Duration::ZERO, || {});
+        let (mut socket, _peer, mut pieces) = full(&budget, Duration::from_millis(1)).await;
+        let next = || [Bytes::from_static(b"next"), Bytes::from_static(b"last")];
+        pieces.extend(next());
+        let Err(Unwritten::Stalled(Some(rest))) = socket.write(&mut pieces, || {}).await else { panic!("it is stuck") };
+        assert!((1..BYTES).contains(&rest.len()), "{}", rest.len());
+        assert_eq!(pieces, next());
+        let Err(Unwritten::Stalled(None)) = socket.write(&mut pieces, || {}).await else { panic!("nothing was begun") };
+        assert_eq!(pieces, next());
     }
 }

@@ -19,7 +19,7 @@ use runcast_translators::{
     frame::websocket_text,
     goodbye::Goodbye,
     position::Position,
-    steps::{Cursor, encode},
+    steps::{Cursor, Joined, SocketFrame, encode},
 };
 use serde::Deserialize;
 use tokio::{io::AsyncWriteExt as _, time::timeout};
@@ -387,7 +387,7 @@ impl Session {
         // What was read and does not fit is read again.
         self.watch.reader.move_to(Position::at(seq));
         let cursor = Cursor { incarnation: self.info.incarnation, seq }.write(self.watch.reader.run());
-        Ok(websocket_text(&encode::steps_frame(Some(&self.info.run_object()), &steps, &cursor)))
+        Ok(websocket_text(&encode::snapshot(&self.info.run_object(), &steps, &cursor)))
     }
 
     async fn stream(&mut self, socket: &mut Socket) -> Result<Goodbye, Unwritten> {
@@ -414,7 +414,7 @@ impl Session {
                     let owed = self.encode_items(&mut read);
                     is_news |= !owed.is_empty();
                     let frames = socket.socket.get_mut().owe(&mut self.watch.reader, owed).await;
-                    self.send(socket, frames).await?;
+                    self.send_joined(socket, frames).await?;
                 }
                 Heard::Watch(Happening::Silence) => self.heartbeat(socket).await?,
                 Heard::Watch(Happening::Over(goodbye)) => {
@@ -438,8 +438,8 @@ impl Session {
     }
 
     /// The frames of the items, each with the place of a client that has it.
-    fn encode_items(&self, items: &mut Vec<Item>) -> Vec<(Bytes, Position)> {
-        let mut frames: Vec<(Bytes, Position)> = Vec::with_capacity(items.len());
+    fn encode_items(&self, items: &mut Vec<Item>) -> Vec<(SocketFrame, Position)> {
+        let mut frames: Vec<(SocketFrame, Position)> = Vec::with_capacity(items.len());
         let mut place = self.watch.reader.before();
         for item in items.drain(..) {
             place = item.after(place);
@@ -452,12 +452,30 @@ impl Session {
         frames
     }
 
-    fn encode(&self, item: &Item) -> Option<Bytes> {
-        if let Item::Hole { .. } = item {
-            self.watch.connection.gap_sent();
-            return Some(websocket_text(&encode::gap(None, self.info.last_step_index, GAP_REASON, Some(&self.cursor()))));
+    fn encode(&self, item: &Item) -> Option<SocketFrame> {
+        match item {
+            Item::Event { frame, .. } => frame.socket_frame().cloned(),
+            Item::Text { text, .. } => Some(text.websocket().into()),
+            Item::Hole { .. } => {
+                self.watch.connection.gap_sent();
+                let gap = encode::gap(None, self.info.last_step_index, GAP_REASON, Some(&self.cursor()));
+                Some(websocket_text(&gap).into())
+            }
         }
-        encode(self.watch.reader.run(), item)
+    }
+
+    /// Sends what a client has fallen behind by: steps in a row as one frame.
+    async fn send_joined(&mut self, socket: &mut Socket, frames: VecDeque<SocketFrame>) -> Result<(), Unwritten> {
+        let mut joined = Joined::new(frames, self.gateway.settings().stream.frame_bytes_max);
+        if joined.frames() > 0 {
+            let written = socket.write(&mut joined.pieces, || self.watch.reader.let_go()).await;
+            let writes = written.map_err(|unwritten| match unwritten {
+                Unwritten::Stalled(begun) => Unwritten::Stalled(joined.rest(begun)),
+                other => other,
+            })?;
+            self.watch.connection.sent(joined.frames(), joined.bytes(), writes);
+        }
+        Ok(())
     }
 
     async fn send(&mut self, socket: &mut Socket, mut frames: VecDeque<Bytes>) -> Result<(), Unwritten> {

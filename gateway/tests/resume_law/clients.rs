@@ -8,7 +8,7 @@ use runcast_translators::{
     nodes::Sequence,
     position::Position,
     sse::{Said, SseDecoder},
-    steps::Cursor,
+    steps::{Cursor, Joined},
 };
 use serde_json::Value;
 
@@ -51,10 +51,42 @@ pub fn wants_text(kind: Kind) -> bool {
     matches!(kind, Kind::Sse | Kind::Ndjson)
 }
 
+/// What is read off the wire when `items` are sent, to a client for whom frames are joined up to so many bytes.
+pub fn read_joined(kind: Kind, items: &[Item], run: &RunId, bytes_max: usize) -> Vec<Record> {
+    if kind != Kind::WebSocket {
+        return items.iter().flat_map(|item| read(kind, item, run)).collect();
+    }
+    let frames = items.iter().filter_map(|item| match item {
+        Item::Event { frame, .. } => frame.socket_frame().cloned(),
+        other => panic!("not for this client: {other:?}"),
+    });
+    let mut joined = Joined::new(frames, bytes_max);
+    let bytes: Vec<u8> = joined.pieces.drain(..).flatten().collect();
+    let (mut rest, mut out) = (&bytes[..], Vec::new());
+    while !rest.is_empty() {
+        let (record, length) = websocket(rest);
+        rest = &rest[length..];
+        out.extend(single(record));
+    }
+    out
+}
+
+/// A frame of several steps as frames of one; only the last of them has the cursor.
+fn single(record: Record) -> Vec<Record> {
+    let steps = record.said["steps"].as_array().cloned().unwrap_or_default();
+    let Some((last, before)) = steps.split_last() else { return vec![record] };
+    let alone = |step: &Value, cursor| Record {
+        said: serde_json::json!({ "type": record.said["type"], "steps": [step] }),
+        text: None,
+        cursor,
+    };
+    before.iter().map(|step| alone(step, None)).chain([alone(last, record.cursor.clone())]).collect()
+}
+
 /// What is read off the wire when `item` is sent.
 pub fn read(kind: Kind, item: &Item, run: &RunId) -> Vec<Record> {
     match (kind, item) {
-        (Kind::WebSocket, Item::Event { frame, .. }) => frame.websocket().map(|bytes| websocket(&bytes)).into_iter().collect(),
+        (Kind::WebSocket, Item::Event { frame, .. }) => frame.websocket().map(|bytes| websocket(&bytes).0).into_iter().collect(),
         (Kind::Rpc, Item::Event { frame, .. }) => {
             let done = matches!(frame.event.fact.body, Body::Settled(_)).then(|| frame.bridge_done());
             frame.bridge().into_iter().chain(done).map(|message| rpc(&message)).collect()
@@ -72,15 +104,17 @@ pub fn read(kind: Kind, item: &Item, run: &RunId) -> Vec<Record> {
     }
 }
 
-fn websocket(bytes: &[u8]) -> Record {
-    let head = match bytes[1] {
-        126 => 4,
-        127 => 10,
-        _ => 2,
+/// The first frame, and how many bytes it has.
+fn websocket(bytes: &[u8]) -> (Record, usize) {
+    let number = |bytes: &[u8]| bytes.iter().fold(0, |sum, byte| (sum << 8) | usize::from(*byte));
+    let (head, payload) = match bytes[1] {
+        126 => (4, number(&bytes[2..4])),
+        127 => (10, number(&bytes[2..10])),
+        length => (2, usize::from(length)),
     };
-    let mut said: Value = serde_json::from_slice(&bytes[head..]).expect("a frame is JSON");
+    let mut said: Value = serde_json::from_slice(&bytes[head..head + payload]).expect("a frame is JSON");
     let cursor = take(&mut said, "cursor");
-    Record { said, text: None, cursor }
+    (Record { said, text: None, cursor }, head + payload)
 }
 
 fn rpc(message: &bridge::Message) -> Record {

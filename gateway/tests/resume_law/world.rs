@@ -21,6 +21,9 @@ use super::clients::{self, COUNT, KINDS, Kind, Record};
 const SESSION: &str = "s";
 /// Nothing in these tests takes this long.
 const LONG: Duration = Duration::from_secs(30);
+/// What clients that are cut are given at once, and what of it is joined: a few steps. Those that see the whole run get each alone.
+const BATCH_BYTES_MAX: usize = 2048;
+const JOINED_BYTES_MAX: usize = 1024;
 
 /// Processes that share a log on NATS.
 const REPLICAS: usize = 3;
@@ -239,9 +242,9 @@ impl World {
         loop {
             let mut items: Vec<Item> = Vec::new();
             let wait = if to_the_end { LONG } else { Duration::from_millis(1) };
-            match tokio::time::timeout(wait, reader.next(&mut items, 64)).await {
+            match tokio::time::timeout(wait, reader.next(&mut items, BATCH_BYTES_MAX)).await {
                 Ok(more) => {
-                    client.seen.extend(items.iter().flat_map(|item| clients::read(client.kind, item, &run)));
+                    client.seen.extend(clients::read_joined(client.kind, &items, &run, JOINED_BYTES_MAX));
                     if !more.expect("readable") {
                         client.over = true;
                         return;

@@ -65,7 +65,36 @@ export function soon(task: () => void): void {
   else requestAnimationFrame(() => task());
 }
 
-/** Calls `task` before one of the next frames is painted. */
+let waiting: (() => void)[] = [];
+
+/** Calls `task` before one of the next frames is painted, together with all others that wait for that. */
 export function later(task: () => void): void {
-  setTimeout(() => soon(task), LATER_MS);
+  waiting.push(task);
+  if (waiting.length > 1) return;
+  const run = (): void => {
+    const tasks = waiting;
+    waiting = [];
+    for (const waited of tasks) waited();
+  };
+  setTimeout(() => soon(run), LATER_MS);
+}
+
+/** Calls a task with one of the next frames, once for all that asked for it: soon, or later if nobody is in a hurry. */
+export class Drawing {
+  readonly #task: () => void;
+  #due: "soon" | "later" | undefined;
+
+  constructor(task: () => void) {
+    this.#task = task;
+  }
+
+  ask(when: "soon" | "later"): void {
+    if (this.#due === "soon" || this.#due === when) return;
+    this.#due = when;
+    (when === "soon" ? soon : later)(() => {
+      if (this.#due !== when) return;
+      this.#due = undefined;
+      this.#task();
+    });
+  }
 }

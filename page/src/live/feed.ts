@@ -6,7 +6,7 @@
 import { signal } from "@preact/signals";
 import { APIError, type RunFrames, type RunStream } from "runcast-client";
 
-import { pause, soon, wakes } from "./clock.js";
+import { Drawing, pause, wakes } from "./clock.js";
 import { client, logins, wantsToken } from "./session.js";
 
 export type Connection =
@@ -55,8 +55,10 @@ export class Feed {
   #heard = Date.now();
   #isStale = false;
   #isOver = false;
-  #isDue = false;
   #next: Connection | undefined;
+  readonly #showing = new Drawing(() => {
+    if (this.#next !== undefined && this.#next !== this.connection.peek()) this.connection.value = this.#next;
+  });
 
   /** `take` gets each frame, in order. */
   constructor(id: string, take: (frame: RunFrames) => void) {
@@ -93,16 +95,8 @@ export class Feed {
     if (!isFrequent) {
       this.isCaughtUp = connection.kind === "polling";
       this.connection.value = connection;
-    } else if (connection.kind !== this.connection.peek().kind || connection.kind === "catching-up") this.#showSoon();
-  }
-
-  #showSoon(): void {
-    if (this.#isDue) return;
-    this.#isDue = true;
-    soon(() => {
-      this.#isDue = false;
-      if (this.#next !== undefined && this.#next !== this.connection.peek()) this.connection.value = this.#next;
-    });
+    } else if (connection.kind !== this.connection.peek().kind) this.#showing.ask("soon");
+    else if (connection.kind === "catching-up") this.#showing.ask("later");
   }
 
   #isStopped(): boolean {

@@ -7,9 +7,9 @@ import { Transcript } from "../model/fold.js";
 import type { Item, ToolItem } from "../model/item.js";
 import { type Found, search } from "../model/search.js";
 import { announce } from "./announce.js";
-import { later, soon } from "./clock.js";
+import { Drawing } from "./clock.js";
 import { Feed, isOver } from "./feed.js";
-import { tell } from "./runs.js";
+import { forget, tell } from "./runs.js";
 
 /** A row of the transcript: an item at its depth, or what a sub-agent's call gave back, below what it did. */
 export interface Row {
@@ -52,12 +52,19 @@ export class RunModel {
   readonly #unfolded = new Map<string, boolean>();
   #rows: readonly Row[] = [];
   #rowsAt = -1;
-  #isDue = false;
+  readonly #drawing = new Drawing(() => {
+    this.#seek();
+    this.version.value += 1;
+    this.#announce();
+  });
   #announced = { steps: 0, failed: 0 };
 
   constructor(id: string) {
     this.id = id;
     this.feed = new Feed(id, (frame) => this.#take(frame));
+    this.feed.connection.subscribe((connection) => {
+      if (connection.kind === "refused" && connection.code === "unknown_run") forget(id);
+    });
   }
 
   start(): void {
@@ -89,15 +96,8 @@ export class RunModel {
 
   /** Has the view drawn anew, with the next frame. */
   changed(): void {
-    if (this.#isDue) return;
-    this.#isDue = true;
-    // History is drawn at once, and then now and then, so that reading it goes first.
-    (this.transcript.isLive || this.version.peek() === 0 ? soon : later)(() => {
-      this.#isDue = false;
-      this.#seek();
-      this.version.value += 1;
-      this.#announce();
-    });
+    // History is drawn at once, and then now and then, so that reading it goes first; what is news waits for no history.
+    this.#drawing.ask(this.transcript.isLive || this.version.peek() === 0 ? "soon" : "later");
   }
 
   #announce(): void {

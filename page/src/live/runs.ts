@@ -1,12 +1,14 @@
 /**
  * The list of runs, kept up to date while somebody looks at it: the newest page and the runs that are going on are asked
- * for again and again, older pages once. What was going on and is not any more is asked for by itself.
+ * for again and again, older pages now and then, one after another, for runs that are not kept any more. What was going on
+ * and is not any more is asked for by itself.
  */
 
 import { signal } from "@preact/signals";
 import { APIError, type Run, type Step } from "runcast-client";
 
 import { Transcript } from "../model/fold.js";
+import { endOf, gone, type Page } from "../model/gone.js";
 import { instant } from "../model/time.js";
 import { isVisible, now, pause } from "./clock.js";
 import { isOver } from "./feed.js";
@@ -17,6 +19,8 @@ const WAIT_MAX_MS = 15_000;
 const HEAD_LIMIT = 100;
 const RUNNING_LIMIT = 500;
 const PAGE_LIMIT = 500;
+/** With every so many looks at the list comes a look at an older page. */
+const OLDER_EVERY = 10;
 /** So many ends are asked for at a time. */
 const ENDS_MAX = 8;
 /** A first look at a run takes so many steps. */
@@ -122,6 +126,8 @@ async function look(): Promise<void> {
     oldest = null;
     reachesEnd = false;
   }
+  drop(gone(runs.values(), head, undefined).filter((id) => !goesOn.has(id)));
+  await lookBack(head, goesOn);
   // The head is the newest; what was known before follows, and runs that are going on have their place by their age.
   const fresh = new Set(head.runs.map((run) => run.id));
   order = [...head.runs.map((run) => run.id), ...order.filter((id) => !fresh.has(id))];
@@ -144,14 +150,57 @@ async function look(): Promise<void> {
       put(await list.retrieve(id));
     } catch (error) {
       if (!(error instanceof APIError) || error.status !== 404) throw error;
-      runs.delete(id);
-      order = order.filter((other) => other !== id);
+      drop([id]);
     }
   }
   publish();
 }
 
 const known = new Set<string>();
+
+/** Where the next look at an older page begins: behind the runs made at `from`. At the head, when there is none. */
+let back: { readonly cursor: string; readonly from: number } | undefined;
+let looks = 0;
+
+/** Asks for one older page of what is known, when it is time to. */
+async function lookBack(head: Page, goesOn: ReadonlySet<string>): Promise<void> {
+  looks += 1;
+  if (looks % OLDER_EVERY !== 0) return;
+  const last = instant(runs.get(order.at(-1) ?? "")?.created_at) ?? Infinity;
+  const place = back ?? behind(head);
+  back = undefined;
+  if (place === undefined || place.from <= last) return;
+  const page = await client.peek().runs.list({ limit: PAGE_LIMIT, cursor: place.cursor });
+  for (const run of page.runs) if (runs.has(run.id)) put(run);
+  drop(gone(runs.values(), page, place.from).filter((id) => !goesOn.has(id)));
+  back = behind(page);
+}
+
+function behind(page: Page): { cursor: string; from: number } | undefined {
+  const from = endOf(page);
+  return page.next_cursor === null || from === undefined ? undefined : { cursor: page.next_cursor, from };
+}
+
+/** Forgets runs. */
+function drop(ids: readonly string[]): void {
+  if (ids.length === 0) return;
+  for (const id of ids) {
+    runs.delete(id);
+    known.delete(id);
+    titles.delete(id);
+    activity.delete(id);
+    peeked.delete(id);
+  }
+  const dropped = new Set(ids);
+  order = order.filter((id) => !dropped.has(id));
+}
+
+/** A page of its own was told that there is no such run. */
+export function forget(id: string): void {
+  if (!runs.has(id)) return;
+  drop([id]);
+  publish();
+}
 
 function put(run: Run): void {
   const before = runs.get(run.id);

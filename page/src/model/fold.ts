@@ -418,7 +418,7 @@ export class Transcript {
       return found.filter((name) => name !== "").join(", ");
     };
     const facts: readonly (readonly [string, string])[] = [
-      ["session", text(data.session_id)],
+      ["session id", text(data.session_id)],
       ["permissions", text(data.permissionMode)],
       ["version", text(data.claude_code_version)],
       ["tools", names(data.tools)],

@@ -96,6 +96,20 @@ export function sliceWhole(text: string, end: number): string {
   return text.slice(0, last >= 0xd800 && last <= 0xdbff ? end - 1 : end);
 }
 
+/** Where the last characters of a text begin, about so many, at the beginning of a line if there is one. It does not move with each character that is added. */
+export function endFrom(text: string, about: number): number {
+  if (text.length <= about) return 0;
+  const from = Math.floor((text.length - about / 2) / (about / 2)) * (about / 2);
+  const line = text.indexOf("\n", from);
+  const at = line >= 0 && line < from + about / 4 ? line + 1 : from;
+  return startsWhole(text, at) ? at : at - 1;
+}
+
+function startsWhole(text: string, at: number): boolean {
+  const code = text.charCodeAt(at);
+  return !(code >= 0xdc00 && code <= 0xdfff);
+}
+
 function mark(found: string): Piece {
   const code = found.codePointAt(0) ?? 0;
   if (code === 0x1b) {

@@ -63,9 +63,12 @@ export function stepList(by: number): void {
   const at = rows.findIndex((entry) => entry.id === chosen.peek());
   const next = rows[Math.max(0, Math.min(rows.length - 1, at < 0 ? 0 : at + by))];
   if (next === undefined) return;
-  wantsFocus = next.id;
   chosen.value = next.id;
   target.value = { key: next.id };
+  // At once, where it can be: the next key may be Enter, which is for the link that has the focus.
+  const link = document.querySelector<HTMLElement>(`.list-row[data-key="${CSS.escape(next.id)}"] a`);
+  if (link === null) wantsFocus = next.id;
+  else link.focus({ preventScroll: true });
 }
 
 export function openChosen(): void {
@@ -254,7 +257,7 @@ function Filters({ isSlim }: { readonly isSlim: boolean }): JSX.Element {
         {KINDS.map((kind) => (
           <button key={kind} type="button" aria-pressed={filterKind.value === kind} onClick={() => (filterKind.value = kind)} title={LABELS[kind]}>
             {STATES[kind] !== undefined && <Dot state={STATES[kind]} />}
-            <span class={isSlim && STATES[kind] !== undefined ? "sr" : ""}>{LABELS[kind]}</span>
+            <span class={STATES[kind] === undefined ? "" : isSlim ? "sr" : "word"}>{LABELS[kind]}</span>
             <span class="n">{`${counts.value[kind]}${hasOlder.value ? "+" : ""}`}</span>
           </button>
         ))}

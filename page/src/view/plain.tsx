@@ -38,6 +38,7 @@ const FIRST = { chars: 6000, lines: 40 };
 const MORE = 8;
 
 function cut(text: string, chars: number, lines: number): string {
+  if (text.length <= chars && lines === Infinity) return text;
   let end = -1;
   for (let line = 0; line < lines; line += 1) {
     end = text.indexOf("\n", end + 1);
@@ -48,9 +49,9 @@ function cut(text: string, chars: number, lines: number): string {
 }
 
 /** How much of a text is shown, and the button for more. */
-export function useCut(text: string, lines = FIRST.lines): readonly [shown: string, more: JSX.Element | undefined] {
+export function useCut(text: string, lines = FIRST.lines, chars = FIRST.chars): readonly [shown: string, more: JSX.Element | undefined] {
   const [times, setTimes] = useState(1);
-  const shown = cut(text, FIRST.chars * times, lines * times);
+  const shown = cut(text, chars * times, lines * times);
   if (shown.length >= text.length) return [text, undefined];
   const more = (
     <button type="button" class="more" onClick={() => setTimes(times * MORE)}>
@@ -197,9 +198,12 @@ function Inline({ text }: { readonly text: string }): JSX.Element {
   );
 }
 
+/** What somebody said is there to be read: most of it is shown whole. */
+const SAID = { chars: 40_000, lines: 1000 };
+
 /** What somebody said. */
-export function Prose({ text, lines = 200 }: { readonly text: string; readonly lines?: number }): JSX.Element {
-  const [shown, more] = useCut(text, lines);
+export function Prose({ text, lines = SAID.lines, chars = SAID.chars }: { readonly text: string; readonly lines?: number; readonly chars?: number }): JSX.Element {
+  const [shown, more] = useCut(text, lines, chars);
   return (
     <div class="prose" dir="auto">
       {blocks(shown).map((block, at) => {

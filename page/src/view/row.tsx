@@ -1,6 +1,7 @@
 /** One item of a transcript. */
 
 import { Component, createRef } from "preact";
+import { useState } from "preact/hooks";
 import type { ComponentChildren, JSX } from "preact";
 
 import { now } from "../live/clock.js";
@@ -8,8 +9,8 @@ import type { Row, RunModel } from "../live/model.js";
 import { exitCode, subject, upshot } from "../model/describe.js";
 import type { Item, Picture, ToolItem, ToolOutput } from "../model/item.js";
 import { intended, members, pretty, todos } from "../model/read.js";
-import { oneLine, visible } from "../model/text.js";
-import { duration, soFar } from "../model/time.js";
+import { endFrom, oneLine, visible } from "../model/text.js";
+import { bytes, duration, soFar } from "../model/time.js";
 import { Copy, Dot, Icon, TOOL_WORDS } from "./parts.js";
 import { Diff, Output, Plain, Prose } from "./plain.js";
 
@@ -78,7 +79,9 @@ export class RowView extends Component<Props> {
           if (model.selected.peek() !== row.key) model.selected.value = row.key;
         }}
       >
-        <span class="when">{stamp(item.at, since)}</span>
+        <span class="when" title={moment(item)}>
+          {stamp(item, since)}
+        </span>
         <div class="what">
           {isTail && item.kind === "tool" ? <Body tool={item} rev={item.rev} part="output" /> : <What {...this.props} />}
           {item.replaced && <p class="aside">Replaced by a later message.</p>}
@@ -88,11 +91,18 @@ export class RowView extends Component<Props> {
   }
 }
 
-function stamp(at: number | undefined, since: number | undefined): string {
-  if (at === undefined || since === undefined) return "";
+/** When it was, counted from the beginning of the run; where no times are known, which step it was. */
+function stamp({ at, index }: Item, since: number | undefined): string {
+  if (since === undefined) return index < 0 ? "" : `#${index}`;
+  if (at === undefined) return "";
   const seconds = Math.max(0, Math.floor((at - since) / 1000));
   const [minutes, rest] = [Math.floor(seconds / 60), String(seconds % 60).padStart(2, "0")];
   return minutes < 60 ? `${minutes}:${rest}` : `${Math.floor(minutes / 60)}:${String(minutes % 60).padStart(2, "0")}:${rest}`;
+}
+
+function moment({ at, index }: Item): string | undefined {
+  const parts = [index < 0 ? "" : `step ${index}`, at === undefined ? "" : new Date(at).toLocaleString()];
+  return parts.filter((part) => part !== "").join(", ") || undefined;
 }
 
 /** What an item is called, for those who hear it. */
@@ -134,7 +144,7 @@ function What(props: Props): JSX.Element {
       return (
         <div class="said user">
           <span class="who">{item.parent === undefined ? "User" : "Prompt"}</span>
-          <Prose text={item.text} lines={item.parent === undefined ? 60 : 12} />
+          <Prose text={item.text} lines={item.parent === undefined ? 60 : 12} chars={6000} />
           <Copy text={() => item.text} label="Copy this message" />
         </div>
       );
@@ -148,8 +158,9 @@ function What(props: Props): JSX.Element {
     case "open":
       return (
         <div class="said open">
-          <Prose text={item.text.length > 40_000 ? item.text.slice(-40_000) : item.text} lines={4000} />
+          <Writing text={item.text} />
           <span class="caret" aria-hidden="true" />
+          <Copy text={() => item.text} label="Copy what is written so far" />
         </div>
       );
     case "thinking":
@@ -218,6 +229,25 @@ function What(props: Props): JSX.Element {
         </div>
       );
   }
+}
+
+/** So much of a text is drawn anew with each piece that is written. */
+const WRITING_CHARS = 20_000;
+
+/** Text that is being written: its end, and all of it when that is asked for. */
+function Writing({ text }: { readonly text: string }): JSX.Element {
+  const [isWhole, setWhole] = useState(false);
+  const from = isWhole ? 0 : endFrom(text, WRITING_CHARS);
+  return (
+    <>
+      {from > 0 && (
+        <button type="button" class="more earlier" onClick={() => setWhole(true)}>
+          Show from the start: {bytes(from)} before this
+        </button>
+      )}
+      <Prose text={from === 0 ? text : text.slice(from)} lines={Infinity} chars={Infinity} />
+    </>
+  );
 }
 
 function Fold(props: {
@@ -429,7 +459,7 @@ function Given({ tool, output }: { readonly tool: ToolItem; readonly output: Too
 export function guess(row: Row, model: RunModel, width: number): number {
   const { item, isTail } = row;
   const perLine = Math.max(30, Math.min(100, width / 8));
-  const lines = (said: string): number => Math.min(200, said.length / perLine + 1);
+  const lines = (said: string): number => Math.min(1000, said.length / perLine + 1);
   if (isTail) return 80;
   switch (item.kind) {
     case "text":

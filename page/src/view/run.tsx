@@ -46,7 +46,6 @@ export function RunView({ id, isWide }: { readonly id: string; readonly isWide: 
   }, [model]);
   const run = model.run.value;
   useSignalValue(model.version);
-  const { transcript } = model;
   const title = runTitle(model);
   useEffect(() => {
     const sign = run === undefined ? "" : run.status === "completed" ? "✓ " : run.status === "error" ? "✕ " : isOver(run.status) ? "■ " : "● ";
@@ -81,11 +80,21 @@ export function RunView({ id, isWide }: { readonly id: string; readonly isWide: 
       </header>
       <Notice model={model} />
       <Outcome model={model} />
-      <TranscriptView model={model} rows={model.rows()} since={instant(run?.started_at) ?? transcript.items[0]?.at} />
+      <TranscriptView model={model} rows={model.rows()} since={beginning(model)} />
       {factsOpen.value && <FactsPanel model={model} />}
     </main>
   );
 }
+
+/** When the run began, for times to be counted from; `undefined` when it was recorded at once, so that they say nothing. */
+function beginning({ run, transcript }: RunModel): number | undefined {
+  const since = instant(run.value?.started_at) ?? transcript.items[0]?.at;
+  const hasTimes = !isOver(run.value?.status) || since === undefined || (transcript.lastAt ?? since) - since > AT_ONCE_MS;
+  return hasTimes ? since : undefined;
+}
+
+/** What took less was not done then, but written down. */
+const AT_ONCE_MS = 2000;
 
 function runTitle(model: RunModel): string {
   const run = model.run.value;
@@ -144,6 +153,12 @@ function says(connection: Connection): readonly [tone: string, words: string] {
   }
 }
 
+/** Why there is no connection, where that says more than that there is none. */
+function reason(why: string): string {
+  const said = why.replace(/^no connection to the server: /, "");
+  return said === "the socket was closed with 1006" ? "" : said;
+}
+
 /** What a reader must know of the connection, at more length. */
 function Notice({ model }: { readonly model: RunModel }): JSX.Element | null {
   useSignalValue(model.version);
@@ -151,11 +166,13 @@ function Notice({ model }: { readonly model: RunModel }): JSX.Element | null {
   const gaps = model.transcript.items.filter((item) => item.kind === "gap").length;
   const parts: JSX.Element[] = [];
   if (connection.kind === "waiting") {
-    const { cursor, why } = connection;
+    const { cursor } = connection;
+    const why = reason(connection.why);
     parts.push(
       <div key="waiting" class="notice lost" role="status">
         <span>
-          {navigator.onLine ? "No connection" : "This computer is offline"}: {visible(oneLine(why.replace(/^no connection to the server: /, ""), 160))}. What is shown ends with step {model.transcript.lastIndex};{" "}
+          {navigator.onLine ? "No connection" : "This computer is offline"}
+          {why === "" ? "" : `: ${oneLine(why, 160)}`}. What is shown ends with step {model.transcript.lastIndex};{" "}
           {cursor === undefined ? "the rest is fetched" : <span title={`cursor ${cursor}`}>it goes on from exactly there</span>}.
         </span>
         <button type="button" onClick={() => model.feed.retry()}>
@@ -209,8 +226,8 @@ function Glance({ model }: { readonly model: RunModel }): JSX.Element {
   const failed = transcript.calls.filter((call) => call.state === "failed").length;
   const cost = run?.cost_usd ?? transcript.usage.cost;
   const parts: [string, string | number][] = [
-    ["steps", transcript.steps],
-    ["calls", failed > 0 ? `${transcript.calls.length} (${failed} failed)` : transcript.calls.length],
+    [transcript.steps === 1 ? "step" : "steps", transcript.steps],
+    [`${transcript.calls.length === 1 ? "call" : "calls"}${failed > 0 ? `, ${failed} failed` : ""}`, transcript.calls.length],
   ];
   const took = elapsed(model);
   if (took !== undefined) parts.unshift(["", isOver(run?.status) ? duration(took) : soFar(took)]);
@@ -500,12 +517,6 @@ function FactsPanel({ model }: { readonly model: RunModel }): JSX.Element {
         <Jumps model={model} items={failed.slice(-5)} />
         {failed.length > 5 && <p class="dim">and {failed.length - 5} earlier failures</p>}
       </section>
-      {transcript.todos !== undefined && (
-        <section>
-          <h2>Plan</h2>
-          <TodoList list={todos(members(transcript.todos.input).todos)} />
-        </section>
-      )}
       {agents.length > 0 && (
         <section>
           <h2>Sub-agents</h2>
@@ -525,6 +536,12 @@ function FactsPanel({ model }: { readonly model: RunModel }): JSX.Element {
           <Number label="Ended" value={clock(run?.ended_at)} />
         </dl>
       </section>
+      {transcript.todos !== undefined && (
+        <section>
+          <h2>Plan</h2>
+          <TodoList list={todos(members(transcript.todos.input).todos)} />
+        </section>
+      )}
     </aside>
   );
 }

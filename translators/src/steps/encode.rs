@@ -1,5 +1,7 @@
 //! Events to WebSocket frames and REST steps (contracts/ws-run-stream.md). Each frame is one JSON object.
 
+use std::ops::Range;
+
 use super::Cursor;
 use crate::{
     event::{AssistantMessage, Body, Event, Family, Outcome, RunInfo, RunStatus, Seq, ToolCallFinished, Unreadable, rfc3339},
@@ -7,16 +9,25 @@ use crate::{
     json::{Json, Object, cut, push_string},
 };
 
+/// How a `steps_append` begins.
+pub(super) const STEPS_APPEND: &[u8] = b"{\"type\":\"steps_append\",\"steps\":[";
+
 /// The frame of an event; `None` where it has none in this family.
 pub fn frame(event: &Event, context: &Context) -> Option<Vec<u8>> {
-    let mut out = Vec::with_capacity(512);
+    frame_and_step(event, context).map(|(frame, _)| frame)
+}
+
+/// The frame, and where in it the event's step stands; nowhere when it is of none.
+pub(crate) fn frame_and_step(event: &Event, context: &Context) -> Option<(Vec<u8>, Range<usize>)> {
+    let (mut out, mut place) = (Vec::with_capacity(512), 0..0);
     if event.fact.step.is_some() {
-        out.extend_from_slice(b"{\"type\":\"steps_append\",\"steps\":[");
+        out.extend_from_slice(STEPS_APPEND);
         push_step(&mut out, event, context);
+        place = STEPS_APPEND.len()..out.len();
         out.push(b']');
     } else {
         match &event.fact.body {
-            Body::Gap { reason, .. } => return Some(gap(None, None, reason, Some(&cursor(event, context)))),
+            Body::Gap { reason, .. } => return Some((gap(None, None, reason, Some(&cursor(event, context))), place)),
             Body::Unreadable(report) => push_unreadable(&mut out, report),
             Body::RunChanged { run: Some(run), .. } | Body::Status { run: Some(run), .. } => {
                 out.extend_from_slice(b"{\"type\":\"run\",\"run\":");
@@ -26,7 +37,7 @@ pub fn frame(event: &Event, context: &Context) -> Option<Vec<u8>> {
         }
     }
     push_cursor_and_close(&mut out, &cursor(event, context));
-    Some(out)
+    Some((out, place))
 }
 
 /// Whether [`frame`] gives one.
@@ -38,17 +49,12 @@ pub fn shows(event: &Event) -> bool {
         )
 }
 
-/// `snapshot` (the first frame) or `steps_append` with several steps.
-pub fn steps_frame(snapshot_of: Option<&[u8]>, steps: &[Vec<u8>], cursor: &str) -> Vec<u8> {
-    let mut out = Vec::with_capacity(steps.iter().map(Vec::len).sum::<usize>() + 256);
-    match snapshot_of {
-        Some(run) => {
-            out.extend_from_slice(b"{\"type\":\"snapshot\",\"run\":");
-            out.extend_from_slice(run);
-            out.extend_from_slice(b",\"steps\":[");
-        }
-        None => out.extend_from_slice(b"{\"type\":\"steps_append\",\"steps\":["),
-    }
+/// The first frame: the run and its first steps.
+pub fn snapshot(run: &[u8], steps: &[Vec<u8>], cursor: &str) -> Vec<u8> {
+    let mut out = Vec::with_capacity(run.len() + steps.iter().map(|step| step.len() + 1).sum::<usize>() + 256);
+    out.extend_from_slice(b"{\"type\":\"snapshot\",\"run\":");
+    out.extend_from_slice(run);
+    out.extend_from_slice(b",\"steps\":[");
     for (at, step) in steps.iter().enumerate() {
         if at > 0 {
             out.push(b',');
