@@ -4,6 +4,7 @@
 
 pub mod bridge;
 pub mod bus;
+pub mod churn;
 pub mod cuts;
 pub mod daemon;
 pub mod fixtures;

@@ -12,8 +12,10 @@ use runcast_translators::{
 };
 
 mod described;
+mod now;
 mod pace;
 
+pub use now::{Open, look_at_process, open_now};
 pub use pace::{Pace, seconds_since, source_delay};
 
 /// How a client is served.
@@ -274,15 +276,6 @@ pub fn delivery() -> Histogram {
 
 pub fn memory_max(bytes: u64) {
     gauge!("runcast_memory_max_bytes").set(bytes as f64);
-}
-
-/// Looks at the resident memory, where the system tells it.
-pub fn look_at_memory() {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    if let Some(kib) = resident {
-        gauge!("runcast_memory_resident_bytes").set((kib * 1024) as f64);
-    }
 }
 
 pub fn client_cut_off() {

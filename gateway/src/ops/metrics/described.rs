@@ -35,6 +35,16 @@ pub(super) fn describe() {
     describe_counter!("runcast_certificate_loads_total", "Times that the certificate was read again, by what came of it.");
     describe_counter!("runcast_text_cursors_beyond_total", "Cursors that claimed more text than a message has.");
     describe_counter!("runcast_connections_refused_total", "Connections refused because the server was full.");
+    describe_gauge!("runcast_places_taken", "Places of `server.connections_max` that are taken.");
+    describe_gauge!("runcast_tasks", "Tasks of this process.");
+    describe_gauge!("runcast_threads", "Threads of this process.");
+    describe_gauge!("runcast_open_files", "Files and sockets that this process has open.");
+    describe_gauge!("runcast_run_writers", "Runs that are being written by what senders send.");
+    describe_gauge!(
+        "runcast_held_bytes",
+        Unit::Bytes,
+        "Memory held for others at present, by kind: slow clients, lines that are coming, records on their way into the log, open text."
+    );
     describe_gauge!(
         "runcast_memory_max_bytes",
         Unit::Bytes,
