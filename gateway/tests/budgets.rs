@@ -1,8 +1,9 @@
 //! Budgets that no whole process shows to be gone: each is used up here, and what needs it waits.
 
-use std::{sync::Arc, time::Instant};
+use std::{future::poll_fn, sync::Arc, task::Poll, time::Instant};
 
 use futures_util::FutureExt as _;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use runcast::{
     fanout::{Hubs, Item},
     ingest::{Ingest, Line, LineBatch},
@@ -75,4 +76,66 @@ async fn no_more_pages_of_the_log_are_held_than_may_be_read_at_a_time() {
     }
     one.let_go();
     assert!(waits.await.expect("readable"));
+}
+
+/// The value of a gauge without labels; 0 as long as nobody has told one.
+fn gauge(handle: &PrometheusHandle, name: &str) -> f64 {
+    let text = handle.render();
+    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok()).unwrap_or(0.0)
+}
+
+#[tokio::test]
+async fn a_hub_whose_start_is_given_up_in_its_midst_leaves_nothing() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let (told, _here) = (recorder.handle(), metrics::set_default_local_recorder(&recorder));
+    let world = world(|settings| {
+        settings.fanout.page_events_max = 100;
+        settings.fanout.linger_ms = 1;
+    });
+    let hubs = Hubs::new(world.log.clone(), world.settings.fanout.clone(), &world.settings.stream);
+    let run = RunId::new("r").expect("an id");
+    let mut feed = world.ingest.attach(&run, "tests").await.expect("attached");
+    feed.send(lines(LINES)).await.expect("sent");
+    feed.finish().await.expect("kept");
+    let mut given_up_with = Vec::new();
+    for polls in 1.. {
+        let (mut reading, mut left) = (Box::pin(hubs.read(&run, Position::START, false)), polls);
+        let read = poll_fn(|context| {
+            if left == 0 {
+                return Poll::Ready(None);
+            }
+            left -= 1;
+            reading.as_mut().poll(context).map(Some)
+        });
+        if let Some(reader) = read.await {
+            assert!(reader.expect("readable").is_some());
+            break;
+        }
+        given_up_with.push(gauge(&told, "runcast_ring_events"));
+        drop(reading);
+        let left = [gauge(&told, "runcast_ring_events"), hubs.memory_bytes() as f64, hubs.runs() as f64];
+        assert_eq!(left, [0.0; 3], "events, bytes and runs, after {polls} polls");
+    }
+    assert!(given_up_with.iter().any(|events| *events > 0.0), "some starts were given up with events: {given_up_with:?}");
+    while hubs.runs() > 0 || gauge(&told, "runcast_hubs") > 0.0 || gauge(&told, "runcast_ring_events") > 0.0 {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    assert_eq!(hubs.memory_bytes(), 0);
+}
+
+#[tokio::test]
+async fn who_gives_up_leaves_the_start_of_a_hub_to_the_others() {
+    let world = world(|settings| settings.fanout.page_events_max = 100);
+    let hubs = Hubs::new(world.log.clone(), world.settings.fanout.clone(), &world.settings.stream);
+    let run = RunId::new("r").expect("an id");
+    let mut feed = world.ingest.attach(&run, "tests").await.expect("attached");
+    feed.send(lines(LINES)).await.expect("sent");
+    feed.finish().await.expect("kept");
+    let start = || Box::pin(hubs.read(&run, Position::START, false));
+    let (mut first, mut second) = (start(), start());
+    assert!((&mut first).now_or_never().is_none() && (&mut second).now_or_never().is_none(), "the log is not read at once");
+    drop(first);
+    let _reader = second.await.expect("readable").expect("it is there");
+    let _other = hubs.read(&run, Position::START, false).await.expect("readable").expect("it is there");
+    assert_eq!(hubs.runs(), 1, "all who watch have the one hub");
 }

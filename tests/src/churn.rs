@@ -260,6 +260,11 @@ impl Openings {
         own
     }
 
+    /// The same server as another process: what was open before is asked of that.
+    pub fn go_on_with(&mut self, server: &Server) {
+        self.pid = server.pid();
+    }
+
     /// Every gauge that goes back when nobody is there, by its name and labels.
     async fn now(&self) -> BTreeMap<String, f64> {
         let text = self.client.get(&self.metrics).send().await.expect("an answer").text().await.expect("a body");

@@ -17,6 +17,7 @@ pub mod raw;
 pub mod records;
 pub mod replicas;
 pub mod server;
+pub mod soak;
 pub mod stub;
 pub mod tools;
 pub mod wire;

@@ -15,7 +15,7 @@ use runcast_tests::{
 };
 
 /// So many clients are killed, over all roads together; `RUNCAST_TEST_CYCLES` says another number.
-const CYCLES: usize = 2_000;
+const CYCLES: usize = 10_000;
 /// At the same time.
 const AT_ONCE: usize = 96;
 /// Runs that are over, so many that most clients find one that nobody else watches.

@@ -98,6 +98,11 @@ impl Hubs {
         }
     }
 
+    /// How many runs are watched, or were until a moment ago.
+    pub fn runs(&self) -> usize {
+        self.hubs().len()
+    }
+
     /// What is charged for all watched runs.
     pub fn memory_bytes(&self) -> usize {
         self.0.memory.held()
