@@ -23,6 +23,7 @@ async fn lines_of_a_run(server: &Server, run: &str) -> (usize, usize) {
     server.ingest(run, fixtures::run("failed-run")).await;
     let mut stream = runcast_tests::records::websocket(server, run, "").await.expect("a stream");
     stream.rest().await;
+    drop(stream);
     until("the end of the stream", || async { (server.metric("runcast_connections", &[]).await == 0.0).then_some(()) }).await;
     (count("\"DEBUG\"") - debug, server.said().iter().filter(|line| line.contains("run settled") && line.contains(run)).count())
 }
