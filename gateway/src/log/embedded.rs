@@ -12,6 +12,8 @@ mod journal;
 mod overlay;
 mod recovery;
 mod retention;
+mod sealed;
+mod segments;
 mod store;
 mod writer;
 
@@ -38,7 +40,7 @@ use self::{
     disk::{Disk, Folder, advice},
     index::Index,
     store::{Fault, Store},
-    writer::{Command, Writer, uptime},
+    writer::{Command, Current, Writer, uptime},
 };
 use super::{
     Append, AppendError, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail, TailLimits, claims::Claims,
@@ -102,7 +104,7 @@ impl Embedded {
         let waiting = Arc::new(AtomicU64::new(0));
         let (commands, queue) = mpsc::channel(settings.queue_max);
         let (kept, telling) = tails.clone().tell_what_is_kept();
-        let writer = Writer {
+        let mut writer = Writer {
             store: store.clone(),
             index: index.clone(),
             kept,
@@ -113,8 +115,17 @@ impl Embedded {
             recovery: None,
             worked_again: None,
             pause: Duration::ZERO,
+            current: None,
             content: Vec::new(),
         };
+        let begun = Current::begin(&store, &mut writer.index());
+        match begun {
+            Ok(current) => writer.current = Some(current),
+            // What is there can be read.
+            Err(fault) => {
+                writer.fail(&fault.to_string(), 0);
+            }
+        }
         let thread = std::thread::Builder::new()
             .name("log-writer".into())
             .spawn(with_last_words(writer, queue))
@@ -198,10 +209,16 @@ impl Embedded {
         self.unreadable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether that which was read is all that must be there: `known` is the run before it was read.
-    fn check_whole(&self, known: &RunInfo, number: u64, after: Seq, events: &[Arc<Event>]) -> Result<(), ReadError> {
+    /// Whether what was read of the database, up to `head`, is all that must be there: `known` is the run before it was read.
+    fn check_whole(
+        &self,
+        known: &RunInfo,
+        number: u64,
+        (after, head): (Seq, Seq),
+        events: &[Arc<Event>],
+    ) -> Result<(), ReadError> {
         let want = after.saturating_add(1).max(known.first);
-        if want > known.head || events.first().is_some_and(|first| first.seq == want) {
+        if want > head || events.first().is_some_and(|first| first.seq == want) {
             return Ok(());
         }
         let index = self.index();
@@ -253,11 +270,12 @@ impl Log for Embedded {
         let recent = self.index().journal.pending(number).map(|pending| pending.read(after, limit)).unwrap_or_default();
         let (own, head) = (run.clone(), recent.first().map_or(info.head, |(first, _)| first.seq - 1));
         let (mut events, mut bytes) = (Vec::new(), 0);
-        if after < head {
+        let has_older = after < head && info.first <= head;
+        if has_older {
             (events, bytes) = self.view(run, move |file| store::read(file, (&own, number), after, head, limit)).await?;
-            self.check_whole(&info, number, after, &events)?;
+            self.check_whole(&info, number, (after, head), &events)?;
         }
-        if after >= head || events.last().is_some_and(|last| last.seq == head) {
+        if !has_older || events.last().is_some_and(|last| last.seq == head) {
             for (event, more) in recent {
                 bytes += more;
                 if !events.is_empty() && (events.len() >= limit.events_max || bytes > limit.bytes_max) {

@@ -498,6 +498,12 @@ pub fn log_committed(events: usize, bytes: usize, took: Duration) {
     histogram!("runcast_log_commit_seconds").record(took.as_secs_f64());
 }
 
+/// `left`: bytes of the journal's segments.
+pub fn log_folded(took: Duration, left: usize) {
+    histogram!("runcast_log_fold_seconds").record(took.as_secs_f64());
+    gauge!("runcast_log_journal_bytes").set(left as f64);
+}
+
 pub fn log_failed(what: &str) {
     counter!("runcast_log_failures_total").increment(1);
     tracing::error!(what, "the log's device has failed; ingest waits, and it is tried again");

@@ -146,7 +146,9 @@ impl World {
         }
         // The store is released when the last of its users is gone: hubs and owners end when they notice.
         let copy = tempfile::tempdir_in(self.folder.path().parent().expect("a parent")).expect("a folder");
-        std::fs::copy(self.folder.path().join("runcast.redb"), copy.path().join("runcast.redb")).expect("copied");
+        for file in std::fs::read_dir(self.folder.path()).expect("readable").flatten() {
+            std::fs::copy(file.path(), copy.path().join(file.file_name())).expect("copied");
+        }
         self.folder = copy;
         self.settings.log.path = self.folder.path().to_owned();
         self.replicas = vec![Replica::open(&self.settings).await];

@@ -15,6 +15,7 @@ use redb::Database;
 use super::{
     OpenError,
     overlay::{Overlay, Source},
+    segments::Segment,
     store,
 };
 use crate::ops::metrics;
@@ -23,6 +24,8 @@ const FILE: &str = "runcast.redb";
 /// A database that is being made: it gets its name when it is whole, so an empty or half file under that name is damage.
 const FILE_NEW: &str = "runcast.redb.new";
 const FILE_LOCK: &str = "runcast.lock";
+/// A segment's number follows.
+const FILE_SEGMENT: &str = "runcast.journal.";
 
 /// What the store opens, at the start and again after the device has failed.
 pub(super) trait Disk: Send + Sync + 'static {
@@ -32,9 +35,19 @@ pub(super) trait Disk: Send + Sync + 'static {
     /// Opens it to be read only, also where nothing can be written.
     fn open_to_read(&self) -> Result<Database, OpenError>;
 
-    /// What of the file is held in memory by the system is given up where possible: after a failed sync only the device
+    /// What of the files is held in memory by the system is given up where possible: after a failed sync only the device
     /// knows what it has.
     fn forget(&self) {}
+
+    /// Makes a segment of the journal that begins with `head`, durably, in the place of any that has its number.
+    fn create_segment(&self, id: u64, head: &[u8]) -> io::Result<Box<dyn Segment>>;
+
+    fn read_segment(&self, id: u64) -> io::Result<Vec<u8>>;
+
+    /// The numbers of all segments.
+    fn segments(&self) -> io::Result<Vec<u64>>;
+
+    fn remove_segment(&self, id: u64) -> io::Result<()>;
 
     /// For error texts.
     fn path(&self) -> String;
@@ -81,8 +94,16 @@ impl Folder {
         });
         made.unwrap_or_else(|panic| Err(self.damaged(panic)))?;
         std::fs::rename(&new, self.file()).map_err(fault)?;
-        // The name is to be as durable as what will be acknowledged under it.
-        File::open(&self.path).and_then(|folder| folder.sync_all()).map_err(fault)
+        self.sync_names().map_err(fault)
+    }
+
+    /// A name is to be as durable as what will be acknowledged under it.
+    fn sync_names(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
+    }
+
+    fn segment(&self, id: u64) -> PathBuf {
+        self.path.join(format!("{FILE_SEGMENT}{id}"))
     }
 
     fn file(&self) -> PathBuf {
@@ -119,13 +140,41 @@ impl Disk for Folder {
     }
 
     fn forget(&self) {
-        if let Ok(file) = File::open(self.file()) {
+        let segments = self.segments().unwrap_or_default().into_iter().map(|id| self.segment(id));
+        for file in segments.chain([self.file()]).filter_map(|path| File::open(path).ok()) {
             let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
         }
     }
 
+    fn create_segment(&self, id: u64, head: &[u8]) -> io::Result<Box<dyn Segment>> {
+        let mut file = OpenOptions::new().create(true).truncate(true).write(true).open(self.segment(id))?;
+        Segment::append(&mut file, head)?;
+        self.sync_names()?;
+        Ok(Box::new(file))
+    }
+
+    fn read_segment(&self, id: u64) -> io::Result<Vec<u8>> {
+        std::fs::read(self.segment(id))
+    }
+
+    fn segments(&self) -> io::Result<Vec<u64>> {
+        let number = |name: std::ffi::OsString| name.to_str()?.strip_prefix(FILE_SEGMENT)?.parse().ok();
+        std::fs::read_dir(&self.path)?.filter_map(|entry| entry.map(|entry| number(entry.file_name())).transpose()).collect()
+    }
+
+    fn remove_segment(&self, id: u64) -> io::Result<()> {
+        std::fs::remove_file(self.segment(id))
+    }
+
     fn path(&self) -> String {
         self.path.display().to_string()
+    }
+}
+
+impl Segment for File {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        io::Write::write_all(self, bytes)?;
+        self.sync_data()
     }
 }
 

@@ -1,8 +1,8 @@
-//! Events that are committed and do not lie at their place in the file yet.
+//! Events that are committed and do not lie at their place in the database yet.
 //!
-//! In a file of many runs each run's events are a page of their own, and so is its entry. A commit that holds a few events
-//! of each of many runs puts them all into one row of the journal instead, and an event gets to its place together with
-//! others of its run, when they fill some pages. Until then it is read from here.
+//! A commit appends what it holds to a segment of the journal (`segments.rs`), which costs next to nothing. An event gets to
+//! its place in the database later, together with others of its run: there each run's events are pages of their own, and so
+//! is its entry. Until then it is read from here.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -10,14 +10,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use runcast_translators::event::{Event, RunInfo, Seq};
+use runcast_translators::event::{Event, RunId, RunInfo, Seq};
 
 use crate::log::ReadLimit;
-
-/// A run's events are put at their place when there are at least so many bytes of them.
-const FOLD_BYTES_MIN: usize = 8 << 10;
-/// Up to so many more, from run to run: runs that grow alike are not folded all at once.
-const FOLD_BYTES_SPREAD_BITS: u32 = 14;
 
 /// Where a step stands.
 #[derive(Clone, Copy, Debug)]
@@ -49,20 +44,23 @@ pub(super) struct Stored {
 }
 
 /// What of one run is in the journal, in order.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Pending {
+    pub run: RunId,
     pub events: Vec<Stored>,
     pub steps: Vec<StepPlace>,
-    /// The journal's row of each of the events.
-    rows: Vec<u64>,
+    /// The segment of each entry.
+    segments: Vec<u64>,
     bytes: usize,
 }
 
 #[derive(Debug, Default)]
-struct Row {
-    /// How many of its events are not at their place yet.
+struct Segment {
+    /// How many of its entries are not at their place yet.
     left: usize,
     bytes: usize,
+    /// It holds what can never be put at its place, and is kept.
+    is_kept: bool,
 }
 
 /// See the module.
@@ -70,28 +68,33 @@ struct Row {
 pub(super) struct Journal {
     /// By run number.
     pending: HashMap<u64, Pending>,
-    rows: BTreeMap<u64, Row>,
+    segments: BTreeMap<u64, Segment>,
+    /// Of what is pending.
     bytes: usize,
-    next_row: u64,
 }
 
-/// Which runs are put at their place with the next commit, and which rows are not needed any more then.
+/// Which runs are put at their place with the next commit of the database.
 #[derive(Debug, Default)]
 pub(super) struct Folding {
     pub numbers: BTreeSet<u64>,
-    /// How many events are left in the rows that they are taken from.
+    /// How many entries are left in the segments that they are taken from.
     left: HashMap<u64, usize>,
     pub bytes: usize,
 }
 
 impl Journal {
-    /// The key of the row that is written next.
-    pub fn next_row(&self) -> u64 {
-        self.next_row
+    /// The number of the next segment.
+    pub fn next_segment(&self) -> u64 {
+        self.segments.last_key_value().map_or(1, |(last, _)| last + 1)
     }
 
-    /// Bytes of the rows in the file.
+    /// Bytes of the segments.
     pub fn bytes(&self) -> usize {
+        self.segments.values().filter(|segment| !segment.is_kept).map(|segment| segment.bytes).sum()
+    }
+
+    /// Bytes of the events that are not at their place.
+    pub fn pending_bytes(&self) -> usize {
         self.bytes
     }
 
@@ -99,80 +102,102 @@ impl Journal {
         self.pending.get(&number)
     }
 
-    /// Whether a run that gets `bytes` more is to be put at its place.
-    pub fn is_full(&self, number: u64, bytes: usize) -> bool {
-        let spread = (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - FOLD_BYTES_SPREAD_BITS)) as usize;
-        self.pending(number).map_or(0, |pending| pending.bytes) + bytes >= FOLD_BYTES_MIN + spread
-    }
-
     /// Adds a run to those that are put at their place.
     pub fn fold(&self, number: u64, folding: &mut Folding) {
+        let Some(pending) = self.pending(number) else { return };
         if !folding.numbers.insert(number) {
             return;
         }
-        let Some(pending) = self.pending(number) else { return };
         folding.bytes += pending.bytes;
-        for row in &pending.rows {
-            *folding.left.entry(*row).or_insert_with(|| self.rows.get(row).map_or(0, |row| row.left)) -= 1;
+        for segment in &pending.segments {
+            let left = || self.segments.get(segment).map_or(0, |segment| segment.left);
+            *folding.left.entry(*segment).or_insert_with(left) -= 1;
         }
     }
 
-    /// The runs whose events have waited for longest first.
+    /// All runs that wait.
+    pub fn all(&self) -> Folding {
+        let mut folding = Folding::default();
+        self.pending.keys().for_each(|number| self.fold(*number, &mut folding));
+        folding
+    }
+
+    /// The runs that have waited for longest first, so that the oldest segments get empty.
     pub fn oldest(&self) -> Vec<u64> {
-        let first = |(number, pending): (&u64, &Pending)| Some((*pending.rows.first()?, *number));
+        let first = |(number, pending): (&u64, &Pending)| Some((*pending.segments.first()?, *number));
         let mut waiting: Vec<_> = self.pending.iter().filter_map(first).collect();
         waiting.sort_unstable();
         waiting.into_iter().map(|(_, number)| number).collect()
     }
 
-    /// The rows that are not needed any more after it.
-    pub fn rows_done<'f>(&self, folding: &'f Folding) -> impl Iterator<Item = u64> + 'f {
-        folding.left.iter().filter(|(_, left)| **left == 0).map(|(row, _)| *row)
+    /// The segments that are needed after it, and how many bytes each has: `current` in any case.
+    pub fn needed(&self, folding: &Folding, current: Option<u64>) -> BTreeMap<u64, usize> {
+        let is_needed = |(id, segment): &(&u64, &Segment)| {
+            segment.is_kept || Some(**id) == current || folding.left.get(id).map_or(segment.left, |left| *left) > 0
+        };
+        self.segments.iter().filter(is_needed).map(|(id, segment)| (*id, segment.bytes)).collect()
     }
 
-    /// The runs of `folding` are at their place now.
-    pub fn folded(&mut self, folding: &Folding) {
+    /// The runs of `folding` are at their place now, and only these segments are needed. Gives those that are not.
+    pub fn folded(&mut self, folding: &Folding, needed: &BTreeMap<u64, usize>) -> Vec<u64> {
         for number in &folding.numbers {
-            self.pending.remove(number);
+            self.bytes -= self.pending.remove(number).map_or(0, |pending| pending.bytes);
         }
-        for (key, left) in &folding.left {
-            if *left == 0 {
-                let row = self.rows.remove(key).unwrap_or_default();
-                self.bytes -= row.bytes;
-            } else if let Some(row) = self.rows.get_mut(key) {
-                row.left = *left;
+        for (id, left) in &folding.left {
+            if let Some(segment) = self.segments.get_mut(id) {
+                segment.left = *left;
             }
         }
+        let mut gone = Vec::new();
+        self.segments.retain(|id, _| {
+            let is_needed = needed.contains_key(id);
+            if !is_needed {
+                gone.push(*id);
+            }
+            is_needed
+        });
+        gone
     }
 
-    /// A row of so many bytes is in the file.
-    pub fn add_row(&mut self, key: u64, bytes: usize) {
-        self.next_row = self.next_row.max(key + 1);
-        self.rows.insert(key, Row { left: 0, bytes });
-        self.bytes += bytes;
+    /// A segment has so many bytes now.
+    pub fn set_segment(&mut self, id: u64, bytes: usize) {
+        self.segments.entry(id).or_default().bytes = bytes;
     }
 
-    /// Events of a run, and the steps among them, lie in a row of the file.
+    /// The entry of a run itself lies in a segment.
+    pub fn begin(&mut self, number: u64, run: &RunId, segment: u64) {
+        self.add(number, run, segment, [], []);
+        if let Some(pending) = self.pending.get_mut(&number) {
+            pending.segments.push(segment);
+        }
+        self.segments.entry(segment).or_default().left += 1;
+    }
+
+    /// Events of a run, and the steps among them, lie in a segment.
     pub fn add(
         &mut self,
         number: u64,
-        row: u64,
+        run: &RunId,
+        segment: u64,
         events: impl IntoIterator<Item = Stored>,
         steps: impl IntoIterator<Item = StepPlace>,
     ) {
-        let pending = self.pending.entry(number).or_default();
+        let empty = || Pending { run: run.clone(), events: Vec::new(), steps: Vec::new(), segments: Vec::new(), bytes: 0 };
+        let pending = self.pending.entry(number).or_insert_with(empty);
+        let before = (pending.events.len(), pending.bytes);
         for stored in events {
             pending.bytes += stored.record.len();
-            pending.rows.push(row);
+            pending.segments.push(segment);
             pending.events.push(stored);
-            self.rows.entry(row).or_default().left += 1;
         }
         pending.steps.extend(steps);
+        self.bytes += pending.bytes - before.1;
+        self.segments.entry(segment).or_default().left += pending.events.len() - before.0;
     }
 
-    /// An event that can never be put at its place keeps its row.
-    pub fn keep_row(&mut self, row: u64) {
-        self.rows.entry(row).or_default().left += 1;
+    /// What can never be put at its place keeps its segment.
+    pub fn keep_segment(&mut self, id: u64) {
+        self.segments.entry(id).or_default().is_kept = true;
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::mpsc::{self, error::TryRecvError};
 use super::{
     index::Index,
     store::{self, Fault},
-    writer::{Command, Writer},
+    writer::{Command, Current, Writer},
 };
 use crate::{log::ReadLimit, ops::metrics};
 
@@ -67,6 +67,7 @@ impl Writer {
     /// The device has failed to take `bytes`; gives the reason in words.
     pub(super) fn fail(&mut self, why: &str, bytes: usize) -> String {
         metrics::log_failed(why);
+        self.current = None;
         let probe_bytes = bytes.clamp(PROBE_BYTES_MIN, self.settings.group_bytes_max.max(PROBE_BYTES_MIN));
         let now = Instant::now();
         let pause = match self.worked_again {
@@ -165,7 +166,7 @@ impl Writer {
     /// that it works: with many runs that is too long to do at every try.
     fn go_on(&mut self) -> Result<(), String> {
         let found = self.store.load().map_err(|error| error.to_string())?;
-        let file = Index::new(found, crate::now(), self.uptime());
+        let mut file = Index::new(found, crate::now(), self.uptime());
         let ahead = self.index().ahead(&file).map_err(|run| {
             format!(
                 "the file has lost events that it had taken, those of run {run} among them: put a backup in its place, or \
@@ -190,6 +191,8 @@ impl Writer {
                 commits.push((run.clone(), events.into()));
             }
         }
+        // What the journal has more may be in the system's memory only; from here on it is in the database.
+        self.current = Some(Current::begin(&self.store, &mut file).map_err(|fault| fault.to_string())?);
         metrics::log_damaged_runs(file.damaged_count());
         self.index().replace(file);
         self.tell(commits, Vec::new());

@@ -1,7 +1,8 @@
 //! The tables on disk, and the database that holds them: it can be opened again while everybody goes on.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
+    io,
     sync::{Arc, PoisonError, RwLock},
 };
 
@@ -15,6 +16,8 @@ use super::{
     OpenError,
     disk::{Disk, advice, guarded},
     journal::{Journal, StepPlace, Stored},
+    sealed::{CHECKSUM_BYTES, checksum, event_key, unseal},
+    segments::{self, Entry, OF_RUN, Reading, Segment},
 };
 use crate::log::ReadLimit;
 
@@ -24,15 +27,11 @@ const EVENTS: TableDefinition<'static, (u64, u64), &'static [u8]> = TableDefinit
 const RUNS: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("runs");
 /// (run number, step_index) → the seq where it first stood; for the events that the run's entry knows of.
 const STEPS: TableDefinition<'static, (u64, i64), u64> = TableDefinition::new("steps");
-/// Counted up with each commit that has one → stored events of any runs, which are not at their place yet: of each its run
-/// number, seq and length (big endian), a checksum of these and of the row's key, the event, and its checksum.
-const JOURNAL: TableDefinition<'static, u64, &'static [u8]> = TableDefinition::new("journal");
+/// Segments of the journal that hold what is not at its place yet → how many bytes each had when this was written (u64, big
+/// endian), and the checksum of both.
+const JOURNAL: TableDefinition<'static, u64, &'static [u8]> = TableDefinition::new("segments");
 /// What is written to see whether the device takes it again.
 const PROBE: TableDefinition<'static, (), &'static [u8]> = TableDefinition::new("probe");
-
-/// Behind each value: CRC-32 of its key and itself, little endian. The database does not look at its own checksums when
-/// it reads, and damaged JSON may still be JSON.
-const CHECKSUM_BYTES: usize = 4;
 
 /// Why the store did not do what it was asked.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -63,6 +62,12 @@ struct StoredRun {
     info: RunInfo,
 }
 
+/// A run's entry as it is stored, without its checksum.
+pub(super) fn run_bytes(number: u64, info: &RunInfo) -> Vec<u8> {
+    let stored = StoredRun { number, info: info.clone() };
+    serde_json::to_vec(&stored).unwrap_or_else(|error| unreachable!("a run is plain data: {error}"))
+}
+
 /// A run as it lies in the file.
 pub(super) enum FoundRun {
     Whole { number: u64, info: Box<RunInfo> },
@@ -70,6 +75,7 @@ pub(super) enum FoundRun {
 }
 
 /// What is there when the database is opened.
+#[derive(Default)]
 pub(super) struct Found {
     pub runs: Vec<FoundRun>,
     pub journal: Journal,
@@ -93,13 +99,56 @@ impl Store {
         Ok((store, found))
     }
 
-    /// All runs as they lie in the file now: it reads every entry, so it takes its time where there are many.
+    /// All runs as they lie in the files now: it reads every entry, so it takes its time where there are many.
     pub fn load(&self) -> Result<Found, OpenError> {
         let path = || self.disk.path();
-        self.view(load).map_err(|fault| match fault {
-            Fault::Device(what) | Fault::Closed(what) => OpenError::Folder { path: path(), source: std::io::Error::other(what) },
+        self.view(|transaction| self.found(transaction)).map_err(|fault| match fault {
+            Fault::Device(what) | Fault::Closed(what) => OpenError::Folder { path: path(), source: io::Error::other(what) },
             Fault::Damaged(what) => OpenError::Damaged { path: path(), what },
         })
+    }
+
+    /// What the database has, and the journal more.
+    fn found(&self, transaction: &ReadTransaction) -> Result<Found, Fault> {
+        let mut runs = load(transaction)?;
+        let mut segments = Vec::new();
+        for row in transaction.open_table(JOURNAL).map_err(fault)?.iter().map_err(fault)? {
+            let (id, bytes) = row.map_err(fault)?;
+            let (id, bytes) = (id.value(), bytes.value());
+            let bytes_min = unseal(&id.to_be_bytes(), bytes).and_then(|bytes| Some(u64::from_be_bytes(bytes.try_into().ok()?)));
+            let bytes_min = bytes_min.ok_or_else(|| Fault::Damaged("what it knows of its journal".into()))?;
+            segments.push((id, bytes_min as usize));
+        }
+        let last = segments.last().map(|(id, _)| *id);
+        for (id, bytes_min) in segments {
+            let bytes = self.disk.read_segment(id).map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => Fault::Damaged(format!("segment {id} of the journal is missing")),
+                _ => device_fault(&error),
+            })?;
+            runs.found.journal.set_segment(id, bytes.len());
+            let reading = Reading { segment: id, bytes: &bytes, bytes_min, is_last: last == Some(id) };
+            for entry in reading.entries().map_err(Fault::Damaged)? {
+                runs.follow(id, &entry);
+            }
+        }
+        Ok(runs.found())
+    }
+
+    /// A new segment of the journal.
+    pub fn create_segment(&self, id: u64) -> Result<Box<dyn Segment>, Fault> {
+        let created = guarded(|| self.disk.create_segment(id, segments::HEAD));
+        created.map_err(Fault::Damaged)?.map_err(|error| device_fault(&error))
+    }
+
+    /// Removes all segments but these. What cannot be removed now is left for the next time.
+    pub fn remove_segments(&self, is_needed: impl Fn(u64) -> bool) {
+        let removed = guarded(|| {
+            let segments = self.disk.segments()?;
+            segments.into_iter().filter(|id| !is_needed(*id)).try_for_each(|id| self.disk.remove_segment(id))
+        });
+        if let Err(why) = removed.unwrap_or_else(|panic| Err(io::Error::other(panic))) {
+            tracing::warn!(%why, "what the log does not need any more of its journal cannot be removed");
+        }
     }
 
     /// Closes the database and opens it again. Readers wait until [`Self::install`].
@@ -183,11 +232,12 @@ pub(super) fn make_tables(database: &Database) -> Result<(), redb::Error> {
     Ok(transaction.commit()?)
 }
 
-fn load(transaction: &ReadTransaction) -> Result<Found, Fault> {
+/// What the database has of the runs.
+fn load(transaction: &ReadTransaction) -> Result<Loading, Fault> {
     let runs = transaction.open_table(RUNS).map_err(fault)?;
     let events = transaction.open_table(EVENTS).map_err(fault)?;
-    let mut found = Found { runs: Vec::new(), journal: Journal::default(), next_number: 0 };
-    let mut whole = HashMap::new();
+    let mut loading = Loading::default();
+    let found = &mut loading.found;
     for row in runs.iter().map_err(fault)? {
         let (id, bytes) = row.map_err(fault)?;
         let Ok(run) = RunId::new(id.value()) else {
@@ -195,7 +245,7 @@ fn load(transaction: &ReadTransaction) -> Result<Found, Fault> {
         };
         match unseal(run.as_str().as_bytes(), bytes.value()).map(serde_json::from_slice::<StoredRun>) {
             Some(Ok(StoredRun { number, info })) => {
-                whole.insert(number, Followed { info, what: None });
+                loading.whole.insert(number, Followed { info, what: None });
             }
             Some(Err(error)) => found.runs.push(FoundRun::Damaged { run, what: error.to_string() }),
             None => {
@@ -215,27 +265,14 @@ fn load(transaction: &ReadTransaction) -> Result<Found, Fault> {
     if let Some((key, _)) = events.last().map_err(fault)? {
         found.next_number = key.value().0.saturating_add(1);
     }
-    for row in transaction.open_table(JOURNAL).map_err(fault)?.iter().map_err(fault)? {
-        let (key, content) = row.map_err(fault)?;
-        let (key, mut content) = (key.value(), content.value());
-        found.journal.add_row(key, content.len());
-        while !content.is_empty() {
-            let broken = || Fault::Damaged(format!("row {key} of the journal: its bytes are not those that were written"));
-            let entry = JournalEntry::split_off(key, &mut content).ok_or_else(broken)?;
-            found.next_number = found.next_number.max(entry.number.saturating_add(1));
-            match whole.get_mut(&entry.number) {
-                // It is at its place; others of the row are not.
-                Some(run) if entry.seq <= run.info.head => {}
-                Some(run) if run.what.is_none() => run.follow(key, &entry, &mut found.journal),
-                _ => found.journal.keep_row(key),
-            }
-        }
-    }
-    found.runs.extend(whole.into_iter().map(|(number, Followed { info, what })| match what {
-        None => FoundRun::Whole { number, info: Box::new(info) },
-        Some(what) => FoundRun::Damaged { run: info.run, what },
-    }));
-    Ok(found)
+    Ok(loading)
+}
+
+/// The runs of the database, and what the journal adds to them.
+#[derive(Default)]
+struct Loading {
+    found: Found,
+    whole: HashMap<u64, Followed>,
 }
 
 /// A run's entry, and what the journal adds to it.
@@ -245,61 +282,59 @@ struct Followed {
     what: Option<String>,
 }
 
-impl Followed {
-    fn follow(&mut self, row: u64, entry: &JournalEntry<'_>, journal: &mut Journal) {
-        let seq = self.info.head + 1;
-        match event(&self.info.run, entry.number, seq, (entry.number, entry.seq), entry.value) {
+impl Loading {
+    /// Adds an entry of the journal.
+    fn follow(&mut self, segment: u64, entry: &Entry<'_>) {
+        let Entry { number, seq, value } = *entry;
+        let journal = &mut self.found.journal;
+        self.found.next_number = self.found.next_number.max(number.saturating_add(1));
+        let Some(followed) = self.whole.get_mut(&number).filter(|_| seq != OF_RUN) else {
+            if !self.begin(segment, entry) {
+                self.found.journal.keep_segment(segment);
+            }
+            return;
+        };
+        if seq <= followed.info.head {
+            // It is at its place; others of the segment are not.
+            return;
+        }
+        if followed.what.is_some() {
+            return journal.keep_segment(segment);
+        }
+        match event(&followed.info.run, number, followed.info.head + 1, (number, seq), value) {
             Ok((event, bytes)) => {
-                let step = StepPlace::of(&event, &self.info);
-                self.info.apply(&event);
-                self.info.bytes += bytes as u64;
-                let record = Bytes::copy_from_slice(&entry.value[..bytes]);
-                journal.add(entry.number, row, [Stored { event: Arc::new(event), record }], step);
+                let step = StepPlace::of(&event, &followed.info);
+                followed.info.apply(&event);
+                followed.info.bytes += bytes as u64;
+                let record = Bytes::copy_from_slice(&value[..bytes]);
+                let stored = Stored { event: Arc::new(event), record };
+                journal.add(number, &followed.info.run, segment, [stored], step);
             }
             Err(fault) => {
-                self.what = Some(fault.to_string());
-                journal.keep_row(row);
+                followed.what = Some(fault.to_string());
+                journal.keep_segment(segment);
             }
         }
     }
-}
 
-/// An event in a row of the journal.
-struct JournalEntry<'c> {
-    number: u64,
-    seq: Seq,
-    /// With its checksum.
-    value: &'c [u8],
-}
-
-/// Number, seq and length.
-const JOURNAL_HEAD_BYTES: usize = 20;
-/// What an event takes in a row beside its record.
-pub(super) const ENTRY_BYTES: usize = JOURNAL_HEAD_BYTES + 2 * CHECKSUM_BYTES;
-
-impl<'c> JournalEntry<'c> {
-    /// Takes the first entry off the row's content; `None` when it is damaged.
-    fn split_off(row: u64, content: &mut &'c [u8]) -> Option<Self> {
-        let (head, rest) = content.split_at_checked(JOURNAL_HEAD_BYTES + CHECKSUM_BYTES)?;
-        let head = unseal(&row.to_be_bytes(), head)?;
-        let number = u64::from_be_bytes(head[..8].try_into().ok()?);
-        let seq = u64::from_be_bytes(head[8..16].try_into().ok()?);
-        let length = u32::from_be_bytes(head[16..].try_into().ok()?) as usize;
-        let (value, rest) = rest.split_at_checked(length + CHECKSUM_BYTES)?;
-        *content = rest;
-        Some(Self { number, seq, value })
+    /// Takes in a run, if the entry is one and good; false when it is not.
+    fn begin(&mut self, segment: u64, entry: &Entry<'_>) -> bool {
+        let bytes = unseal(&event_key(entry.number, entry.seq), entry.value).filter(|_| entry.seq == OF_RUN);
+        let Some(StoredRun { number, info }) = bytes.and_then(|bytes| serde_json::from_slice(bytes).ok()) else { return false };
+        if self.whole.get(&number).is_none_or(|known| known.info.incarnation < info.incarnation) {
+            self.found.journal.begin(number, &info.run, segment);
+            self.whole.insert(number, Followed { info, what: None });
+        }
+        true
     }
-}
 
-/// Adds an event to the content of a row of the journal.
-pub(super) fn push_entry(content: &mut Vec<u8>, row: u64, number: u64, seq: Seq, record: &[u8]) {
-    let start = content.len();
-    content.extend_from_slice(&number.to_be_bytes());
-    content.extend_from_slice(&seq.to_be_bytes());
-    content.extend_from_slice(&u32::try_from(record.len()).unwrap_or(u32::MAX).to_be_bytes());
-    content.extend(checksum(&row.to_be_bytes(), &content[start..]));
-    content.extend_from_slice(record);
-    content.extend(checksum(&event_key(number, seq), record));
+    fn found(mut self) -> Found {
+        self.found.runs.extend(self.whole.into_iter().map(|(number, Followed { info, what })| match what {
+            None => FoundRun::Whole { number, info: Box::new(info) },
+            Some(what) => FoundRun::Damaged { run: info.run, what },
+        }));
+        self.found
+    }
 }
 
 /// A row of the events, which must be this run's at `seq`, and how many bytes it has.
@@ -362,26 +397,13 @@ pub(super) fn place_of_step(
     }
 }
 
-fn event_key(number: u64, seq: Seq) -> [u8; 16] {
-    (u128::from(number) << 64 | u128::from(seq)).to_be_bytes()
-}
-
-fn checksum(key: &[u8], bytes: &[u8]) -> [u8; CHECKSUM_BYTES] {
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(key);
-    hasher.update(bytes);
-    hasher.finalize().to_le_bytes()
-}
-
-/// The bytes without their checksum, if it is theirs.
-fn unseal<'b>(key: &[u8], value: &'b [u8]) -> Option<&'b [u8]> {
-    let (bytes, sum) = value.split_last_chunk::<CHECKSUM_BYTES>()?;
-    (checksum(key, bytes) == *sum).then_some(bytes)
+pub(super) fn device_fault(error: &io::Error) -> Fault {
+    Fault::Device(format!("{error}: {}", advice(error)))
 }
 
 fn fault(error: impl Into<redb::Error>) -> Fault {
     match error.into() {
-        redb::Error::Io(error) => Fault::Device(format!("{error}: {}", advice(&error))),
+        redb::Error::Io(error) => device_fault(&error),
         error @ (redb::Error::PreviousIo | redb::Error::DatabaseClosed | redb::Error::LockPoisoned(_)) => {
             Fault::Closed(format!("the device has failed before ({error})"))
         }
@@ -408,13 +430,15 @@ impl<'t> Tables<'t> {
         Ok(())
     }
 
-    /// One row of the journal.
-    pub fn put_row(&mut self, row: u64, content: &[u8]) -> Result<(), redb::Error> {
-        Ok(self.journal.insert(row, content).map(drop)?)
-    }
-
-    pub fn remove_row(&mut self, row: u64) -> Result<(), redb::Error> {
-        Ok(self.journal.remove(row).map(drop)?)
+    /// The segments of the journal that are needed beside what is at its place, and how many bytes each has.
+    pub fn set_segments(&mut self, needed: &BTreeMap<u64, usize>) -> Result<(), redb::Error> {
+        self.journal.retain(|id, _| needed.contains_key(&id))?;
+        for (id, bytes) in needed {
+            let bytes = (*bytes as u64).to_be_bytes();
+            let sealed = [&bytes[..], &checksum(&id.to_be_bytes(), &bytes)].concat();
+            self.journal.insert(id, sealed.as_slice())?;
+        }
+        Ok(())
     }
 
     /// Remembers where a step_index first stood.
@@ -432,8 +456,7 @@ impl<'t> Tables<'t> {
     }
 
     pub fn put_run(&mut self, number: u64, info: &RunInfo) -> Result<(), redb::Error> {
-        let stored = StoredRun { number, info: info.clone() };
-        let mut bytes = serde_json::to_vec(&stored).unwrap_or_else(|error| unreachable!("a run is plain data: {error}"));
+        let mut bytes = run_bytes(number, info);
         bytes.extend(checksum(info.run.as_str().as_bytes(), &bytes));
         self.runs.insert(info.run.as_str(), bytes.as_slice())?;
         Ok(())

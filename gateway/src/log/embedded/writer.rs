@@ -15,11 +15,13 @@ use runcast_translators::event::{Event, RunId, RunInfo};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
+    disk::guarded,
     index::{Index, Uptime},
-    journal::{Folding, Journal, Pending, StepPlace, Stored},
+    journal::{Folding, Journal, StepPlace, Stored},
     recovery::Recovery,
     retention,
-    store::{ENTRY_BYTES, Fault, Store, Tables, push_entry},
+    segments::{ENTRY_BYTES, HEAD, OF_RUN, Row, Segment},
+    store::{Fault, Store, Tables, device_fault, run_bytes},
 };
 use crate::{
     log::{
@@ -66,8 +68,17 @@ pub(super) struct Writer {
     pub worked_again: Option<(Instant, Duration)>,
     /// How long the next group may gather, from the end of the last commit on.
     pub pause: Duration,
+    /// Where the journal is appended to; none while the device fails.
+    pub current: Option<Current>,
     /// Room for the next row of the journal: memory that is asked for anew with each commit is cleared each time.
     pub content: Vec<u8>,
+}
+
+/// The segment of the journal that is appended to.
+pub(super) struct Current {
+    id: u64,
+    bytes: usize,
+    segment: Box<dyn Segment>,
 }
 
 /// What one commit holds.
@@ -90,8 +101,8 @@ struct InGroup {
     events: Vec<Stored>,
     steps: Vec<StepPlace>,
     bytes: usize,
-    /// All of it is put at its place with this group.
-    is_folded: bool,
+    /// The run as it is before the first of these, if nothing is known of it yet, or of this incarnation.
+    begin: Option<Vec<u8>>,
 }
 
 struct Accepted {
@@ -100,26 +111,25 @@ struct Accepted {
 }
 
 /// What is put at its place of one run, and the run as it is then.
-#[derive(Default)]
 struct Placed {
     info: Option<Arc<RunInfo>>,
     events: Vec<Stored>,
     steps: Vec<StepPlace>,
 }
 
-/// What one commit puts at its place, and what it changes in the journal.
+/// What one commit of the database puts at its place, and what of the journal is needed then.
 struct Plan {
     /// By run number.
     placed: BTreeMap<u64, Placed>,
     folding: Folding,
-    rows_done: Vec<u64>,
-    /// The row that is added to the journal; empty when there is none.
-    row: u64,
-    content: Vec<u8>,
+    needed: BTreeMap<u64, usize>,
 }
 
-/// A commit folds at least this part of the journal when it is too long, and more than it adds.
-const FOLD_PART: usize = 64;
+/// Runs are put at their place when the journal has this part of what it may, so many parts at once, and more than was added.
+const FULL_PART: usize = 2;
+const FOLD_PART: usize = 16;
+/// A segment of this part of what the journal may have is full.
+const SEGMENT_PART: usize = 8;
 /// Behind a commit of several appends the next group gathers for so many times what that commit took: one costs nearly the
 /// same whether it holds few events or many, and shares the processor with those who write to the clients.
 const PAUSE: u32 = 4;
@@ -129,6 +139,7 @@ const CONTENT_BYTES_KEPT: usize = 256 << 10;
 
 impl Writer {
     pub fn run(mut self, mut queue: mpsc::Receiver<Command>) {
+        let mut closed = None;
         while let Some(command) = self.next(&mut queue) {
             // What fails is not waited for.
             if self.recovery.is_none() {
@@ -164,17 +175,21 @@ impl Writer {
                 }
                 Some(Command::Failed { opening, why }) => self.failed_to_read(opening, why),
                 Some(Command::Close { reply }) => {
-                    // What is left in the journal is found there by the next opening.
-                    if self.recovery.is_none() {
-                        let _ = self.fold_all();
-                    }
                     queue.close();
-                    let _ = reply.send(());
+                    closed = Some(reply);
                 }
                 #[cfg(test)]
                 Some(Command::Panic) => panic!("asked for"),
                 _ => {}
             }
+        }
+        if let Some(reply) = closed {
+            // What is left in the journal is found there by the next opening.
+            self.current = None;
+            if self.recovery.is_none() {
+                let _ = self.fold_all();
+            }
+            let _: Result<(), ()> = reply.send(());
         }
     }
 
@@ -205,7 +220,8 @@ impl Writer {
             None => {
                 let at = append.facts.first().map_or(0, |fact| fact.at);
                 let info = RunInfo::new(append.run.clone(), append.origin.clone(), at);
-                Box::new(InGroup { is_folded: true, ..InGroup::new(group.next_number, info) })
+                let begin = Some(run_bytes(group.next_number, &info));
+                Box::new(InGroup { begin, ..InGroup::new(group.next_number, info) })
             }
         });
         let taken = run.take(append, records);
@@ -227,37 +243,108 @@ impl Writer {
             return;
         }
         let start = Instant::now();
-        let plan = self.plan(&mut group);
-        if let Err(fault) = self.store.write(|tables| plan.write(tables)) {
-            let why = self.fail(&fault.to_string(), group.bytes);
-            // Whether they were stored shows when the database is open again; who tries again then finds it out.
-            for accepted in group.accepted {
-                let _ = accepted.reply.send(Err(AppendError::Unavailable(why.clone())));
+        let (segment, bytes) = match self.append_row(&group) {
+            Ok(place) => place,
+            Err(fault) => {
+                let why = self.fail(&fault.to_string(), group.bytes);
+                // Whether they were stored shows when the log is open again; who tries again then finds it out.
+                for accepted in group.accepted {
+                    let _ = accepted.reply.send(Err(AppendError::Unavailable(why.clone())));
+                }
+                return;
             }
-            return;
-        }
+        };
         let took = start.elapsed();
         let events: usize = group.accepted.iter().map(|accepted| accepted.events.len()).sum();
         metrics::log_committed(events, group.bytes, took);
         {
             let (mut index, now) = (self.index(), self.uptime());
-            plan.done(&mut index.journal);
+            index.journal.set_segment(segment, bytes);
             for run in group.runs.into_values() {
-                if !run.is_folded {
-                    index.journal.add(run.number, plan.row, run.events, run.steps);
+                if run.begin.is_some() {
+                    index.journal.begin(run.number, &run.info.run, segment);
                 }
+                index.journal.add(run.number, &run.info.run, segment, run.events, run.steps);
                 index.put(run.number, run.info, now);
             }
         }
-        self.content = plan.content;
-        self.content.clear();
-        self.content.shrink_to(CONTENT_BYTES_KEPT);
         if group.accepted.len() > 1 {
             self.pause = (took * PAUSE).min(PAUSE_MAX);
         }
         let commit = |accepted: &Accepted| Some((accepted.events.first()?.run.clone(), accepted.events.clone().into()));
         let commits = group.accepted.iter().filter_map(commit).collect();
         self.tell(commits, group.accepted.into_iter().map(|accepted| (accepted.reply, accepted.events)).collect());
+        if let Err(fault) = self.keep_short(group.bytes) {
+            self.fail(&fault.to_string(), 0);
+        }
+    }
+
+    /// Appends a group to the journal; gives the segment, and how many bytes that has now.
+    fn append_row(&mut self, group: &Group) -> Result<(u64, usize), Fault> {
+        let Some(current) = &mut self.current else { return Err(Fault::Closed("it is closed".into())) };
+        let entries: usize = group.runs.values().map(|run| run.bytes + run.events.len() * ENTRY_BYTES).sum();
+        self.content.reserve(entries);
+        let mut row = Row::new(current.id, current.bytes, &mut self.content);
+        for run in group.runs.values() {
+            if let Some(begin) = &run.begin {
+                row.push(run.number, OF_RUN, begin);
+            }
+            for stored in &run.events {
+                row.push(run.number, stored.event.seq, &stored.record);
+            }
+        }
+        row.finish();
+        let appended = guarded(|| current.segment.append(&self.content));
+        appended.map_err(Fault::Damaged)?.map_err(|error| device_fault(&error))?;
+        current.bytes += self.content.len();
+        self.content.clear();
+        self.content.shrink_to(CONTENT_BYTES_KEPT);
+        Ok((current.id, current.bytes))
+    }
+
+    /// Puts runs at their place when the journal gets long, and begins a new segment when one is full. `bytes` were added.
+    fn keep_short(&mut self, bytes: usize) -> Result<(), Fault> {
+        let bytes_max = self.settings.journal_bytes_max;
+        let is_full = self.current.as_ref().is_some_and(|current| current.bytes >= bytes_max / SEGMENT_PART);
+        let mut folding = Folding::default();
+        {
+            let index = self.index();
+            if index.journal.pending_bytes() >= bytes_max / FULL_PART {
+                for number in index.journal.oldest() {
+                    if folding.bytes >= (bytes_max / FOLD_PART).max(bytes * 2) {
+                        break;
+                    }
+                    index.journal.fold(number, &mut folding);
+                }
+            }
+        }
+        if !is_full && folding.numbers.is_empty() {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let next = if is_full { Some(self.next_segment()?) } else { None };
+        self.fold(folding, next)?;
+        metrics::log_folded(start.elapsed(), self.index().journal.bytes());
+        Ok(())
+    }
+
+    fn next_segment(&self) -> Result<Current, Fault> {
+        Current::create(&self.store, &mut self.index().journal)
+    }
+
+    /// Puts runs at their place; `next` is where the journal goes on, if it is a new segment.
+    fn fold(&mut self, folding: Folding, next: Option<Current>) -> Result<(), Fault> {
+        let current = next.as_ref().or(self.current.as_ref()).map(|current| current.id);
+        let plan = Plan::new(&self.index(), folding, current);
+        self.store.write(|tables| plan.write(tables))?;
+        let gone = plan.done(&mut self.index().journal);
+        if next.is_some() {
+            self.current = next;
+        }
+        if !gone.is_empty() {
+            self.store.remove_segments(|id| !gone.contains(&id));
+        }
+        Ok(())
     }
 
     /// Tells what is in the index now.
@@ -266,58 +353,12 @@ impl Writer {
         let _ = self.kept.blocking_send(Kept { commits, at: Instant::now(), replies });
     }
 
-    /// What is put at its place with a group: its runs that fill some pages now, are new or are over; and others, when the
-    /// journal is too long. What is left of the group is the journal's next row.
-    fn plan(&mut self, group: &mut Group) -> Plan {
-        let content = std::mem::take(&mut self.content);
-        let index = self.index();
-        let (journal, mut folding) = (&index.journal, Folding::default());
-        for run in group.runs.values_mut() {
-            run.is_folded |= run.info.is_settled() || journal.is_full(run.number, run.bytes);
-            if run.is_folded {
-                journal.fold(run.number, &mut folding);
-            }
-        }
-        if journal.bytes() > self.settings.journal_bytes_max {
-            for number in journal.oldest() {
-                if folding.bytes >= (self.settings.journal_bytes_max / FOLD_PART).max(group.bytes * 2) {
-                    break;
-                }
-                journal.fold(number, &mut folding);
-            }
-        }
-        let row = journal.next_row();
-        let mut plan = Plan { content, ..Plan::new(&index, folding, row) };
-        let unfolded = group.runs.values().filter(|run| !plan.folding.numbers.contains(&run.number));
-        plan.content.reserve(unfolded.map(|run| run.bytes + run.events.len() * ENTRY_BYTES).sum());
-        for run in group.runs.values_mut() {
-            run.is_folded = plan.folding.numbers.contains(&run.number);
-            if run.is_folded {
-                let placed = plan.placed.entry(run.number).or_default();
-                placed.info = Some(Arc::new(run.info.clone()));
-                placed.events.extend(run.events.iter().cloned());
-                placed.steps.extend(&run.steps);
-            } else {
-                for stored in &run.events {
-                    push_entry(&mut plan.content, row, run.number, stored.event.seq, &stored.record);
-                }
-            }
-        }
-        plan
-    }
-
-    /// Puts all that is in the journal at its place.
-    fn fold_all(&self) -> Result<(), Fault> {
-        let plan = {
-            let (index, mut folding) = (self.index(), Folding::default());
-            index.journal.oldest().into_iter().for_each(|number| index.journal.fold(number, &mut folding));
-            Plan::new(&index, folding, index.journal.next_row())
-        };
-        if !plan.placed.is_empty() {
-            self.store.write(|tables| plan.write(tables))?;
-            plan.done(&mut self.index().journal);
-        }
-        Ok(())
+    /// Puts all that is in the journal at its place, and begins a new segment unless the present one is empty, or none.
+    fn fold_all(&mut self) -> Result<(), Fault> {
+        let has_rows = self.current.as_ref().is_some_and(|current| current.bytes > HEAD.len());
+        let next = if has_rows { Some(self.next_segment()?) } else { None };
+        let all = self.index().journal.all();
+        self.fold(all, next)
     }
 
     pub(super) fn uptime(&self) -> Uptime {
@@ -331,18 +372,18 @@ impl Writer {
 
 impl InGroup {
     fn new(number: u64, info: RunInfo) -> Self {
-        Self { number, info, events: Vec::new(), steps: Vec::new(), bytes: 0, is_folded: false }
+        Self { number, info, events: Vec::new(), steps: Vec::new(), bytes: 0, begin: None }
     }
 
     /// Numbers the facts of an append, if they follow what is there.
     fn take(&mut self, append: Append, records: Vec<Vec<u8>>) -> Result<Vec<Arc<Event>>, AppendError> {
-        let (mut info, mut is_folded) = (self.info.clone(), self.is_folded);
+        let (mut info, mut begin) = (self.info.clone(), None);
         if info.tombstone {
-            is_folded = true;
             // A new incarnation goes on behind the old one's head, so that no old cursor points into it.
             let at = append.facts.first().map_or(0, |fact| fact.at);
             let fresh = RunInfo::new(append.run.clone(), append.origin, at);
             info = RunInfo { incarnation: info.incarnation + 1, head: info.head, first: info.head + 1, ..fresh };
+            begin = Some(run_bytes(self.number, &info));
         }
         if info.is_settled() {
             return Err(AppendError::Settled);
@@ -350,7 +391,8 @@ impl InGroup {
         if info.head != append.expected_head && !(append.expected_head == 0 && info.first == info.head + 1) {
             return Err(AppendError::Conflict { head: info.head });
         }
-        (self.info, self.is_folded) = (info, is_folded);
+        self.info = info;
+        self.begin = self.begin.take().or(begin);
         let mut events = Vec::with_capacity(append.facts.len());
         for (fact, record) in append.facts.into_iter().zip(records) {
             let event = Arc::new(Event { run: append.run.clone(), seq: self.info.head + 1, fact });
@@ -365,17 +407,37 @@ impl InGroup {
     }
 }
 
+impl Current {
+    /// Makes the segment that the journal goes on with. The database must know of it before it is appended to.
+    fn create(store: &Store, journal: &mut Journal) -> Result<Self, Fault> {
+        let (id, bytes) = (journal.next_segment(), HEAD.len());
+        let segment = store.create_segment(id)?;
+        journal.set_segment(id, bytes);
+        Ok(Self { id, bytes, segment })
+    }
+
+    /// Where the journal begins after an opening of the log: all that was in it is put at its place.
+    pub(super) fn begin(store: &Store, index: &mut Index) -> Result<Self, Fault> {
+        let current = Self::create(store, &mut index.journal)?;
+        let plan = Plan::new(index, index.journal.all(), Some(current.id));
+        store.write(|tables| plan.write(tables))?;
+        plan.done(&mut index.journal);
+        store.remove_segments(|id| plan.needed.contains_key(&id));
+        Ok(current)
+    }
+}
+
 impl Plan {
-    /// Puts the runs of `folding` at their place, as far as they are in the journal.
-    fn new(index: &Index, folding: Folding, row: u64) -> Self {
+    /// Puts the runs of `folding` at their place. `current` is the segment that the journal goes on in.
+    fn new(index: &Index, folding: Folding, current: Option<u64>) -> Self {
         let place = |number: &u64| {
-            let Pending { events, steps, .. } = index.journal.pending(*number)?.clone();
-            let info = index.info(&events.first()?.event.run);
-            Some((*number, Placed { info, events, steps }))
+            let pending = index.journal.pending(*number)?;
+            let (events, steps) = (pending.events.clone(), pending.steps.clone());
+            Some((*number, Placed { info: index.info(&pending.run), events, steps }))
         };
         let placed = folding.numbers.iter().filter_map(place).collect();
-        let rows_done = index.journal.rows_done(&folding).collect();
-        Self { placed, folding, rows_done, row, content: Vec::new() }
+        let needed = index.journal.needed(&folding, current);
+        Self { placed, folding, needed }
     }
 
     fn write(&self, tables: &mut Tables<'_>) -> Result<(), redb::Error> {
@@ -387,16 +449,12 @@ impl Plan {
                 tables.save_run(*number, info, &placed.steps)?;
             }
         }
-        self.rows_done.iter().try_for_each(|row| tables.remove_row(*row))?;
-        if self.content.is_empty() { Ok(()) } else { tables.put_row(self.row, &self.content) }
+        tables.set_segments(&self.needed)
     }
 
-    /// It is in the file.
-    fn done(&self, journal: &mut Journal) {
-        journal.folded(&self.folding);
-        if !self.content.is_empty() {
-            journal.add_row(self.row, self.content.len());
-        }
+    /// It is in the database; gives the segments that are not needed any more.
+    fn done(&self, journal: &mut Journal) -> Vec<u64> {
+        journal.folded(&self.folding, &self.needed)
     }
 }
 

@@ -115,6 +115,16 @@ pub(super) fn describe() {
     describe_counter!("runcast_log_events_total", "Events committed to the log.");
     describe_counter!("runcast_log_written_bytes_total", Unit::Bytes, "Bytes of events committed to the log.");
     describe_histogram!("runcast_log_commit_seconds", Unit::Seconds, "Time of one commit.");
+    describe_gauge!(
+        "runcast_log_journal_bytes",
+        Unit::Bytes,
+        "Size of the embedded log's journal when some of it was last put at its place."
+    );
+    describe_histogram!(
+        "runcast_log_fold_seconds",
+        Unit::Seconds,
+        "Time in which some of the embedded log's journal was put at its place in the database."
+    );
     describe_counter!("runcast_log_failures_total", "Times that the log's device failed; retries are not counted.");
     describe_histogram!(
         "runcast_log_append_seconds",

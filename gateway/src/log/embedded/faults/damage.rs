@@ -1,8 +1,16 @@
 //! Files that are not what was written: nobody is ever given something else than what was appended.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::Command as Program,
+};
 
-use proptest::prelude::*;
+use proptest::{
+    prelude::*,
+    strategy::ValueTree as _,
+    test_runner::{RngSeed, TestRunner},
+};
 
 use super::*;
 use crate::log::embedded::OpenError;
@@ -21,11 +29,36 @@ fn open_folder(folder: &Path) -> Result<Embedded, OpenError> {
     let mut settings = settings();
     settings.log.path = folder.to_owned();
     settings.log.read_wait_ms = 200;
+    // Nothing gets to its place by itself.
+    settings.log.journal_bytes_max = 1 << 20;
     Embedded::open(&settings.log, TailLimits::of(&settings))
 }
 
-/// A log with some runs, as its file's bytes, and their events.
-async fn written() -> (Vec<u8>, Vec<Vec<Arc<Event>>>) {
+/// The files of a log.
+#[derive(Clone)]
+struct Files {
+    database: Vec<u8>,
+    /// The one segment of its journal, and its name.
+    journal: (OsString, Vec<u8>),
+}
+
+impl Files {
+    fn read(folder: &Path) -> Self {
+        let names = std::fs::read_dir(folder).expect("readable").map(|entry| entry.expect("readable").file_name());
+        let segments: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with("runcast.journal.")).collect();
+        let [segment] = &segments[..] else { panic!("{segments:?}") };
+        let read = |path: PathBuf| std::fs::read(path).expect("readable");
+        Self { database: read(file(folder)), journal: (segment.clone(), read(folder.join(segment))) }
+    }
+
+    fn write(&self, folder: &Path) {
+        std::fs::write(file(folder), &self.database).expect("written");
+        std::fs::write(folder.join(&self.journal.0), &self.journal.1).expect("written");
+    }
+}
+
+/// A log with some runs, as its files, and their events.
+async fn written() -> (Files, Vec<Vec<Arc<Event>>>) {
     let folder = tempfile::tempdir().expect("a folder");
     let log = open_folder(folder.path()).expect("opens");
     let mut all = Vec::new();
@@ -37,7 +70,8 @@ async fn written() -> (Vec<u8>, Vec<Vec<Arc<Event>>>) {
         }
         all.push(events);
     }
-    // Their last events lie in one row of the journal.
+    // All of that lies in the database then, and the last events in the journal.
+    log.sweep(Instant::now()).await;
     let more = (1..RUNS).step_by(2).map(|number| {
         let append = log.append(append(&name(number), 12, vec![step(12, 30), step(13, 30)]));
         async move { (number, append.await.expect("appended")) }
@@ -46,7 +80,9 @@ async fn written() -> (Vec<u8>, Vec<Vec<Arc<Event>>>) {
         all[number].extend(events);
     }
     leave(log).await;
-    (std::fs::read(file(folder.path())).expect("readable"), all)
+    let files = Files::read(folder.path());
+    assert!(place(&files.database, "\"n\":11") > 0 && place(&files.journal.1, "\"n\":13") > 0);
+    (files, all)
 }
 
 fn place(bytes: &[u8], what: &str) -> usize {
@@ -72,6 +108,7 @@ impl Damage {
             }
             Self::Cut { at } => bytes.truncate(at % length),
             Self::Swap { at, from, bytes: count } => {
+                let count = count.min(length / 2);
                 let (at, from) = (at % (length - count), from % (length - count));
                 bytes.copy_within(from..from + count, at);
             }
@@ -91,10 +128,10 @@ fn damages() -> impl Strategy<Value = Damage> {
     ]
 }
 
-/// Opens a damaged file and reads all of it; what is given is right.
-async fn look(bytes: &[u8], all: &[Vec<Arc<Event>>]) -> Result<(), TestCaseError> {
+/// Opens a damaged log and reads all of it; what is given is right.
+async fn look(files: &Files, all: &[Vec<Arc<Event>>]) -> Result<(), TestCaseError> {
     let folder = tempfile::tempdir().expect("a folder");
-    std::fs::write(file(folder.path()), bytes).expect("written");
+    files.write(folder.path());
     let log = match open_folder(folder.path()) {
         Ok(log) => log,
         Err(error) => {
@@ -132,21 +169,63 @@ async fn look(bytes: &[u8], all: &[Vec<Arc<Event>>]) -> Result<(), TestCaseError
     Ok(())
 }
 
+const CASES: u64 = 400;
+/// Of these so many may end the process: redb can panic in a destructor while a panic on damaged bytes unwinds. Then nobody
+/// is given anything, so it is no lie either; but the test looks on from outside.
+const ABORTS_MAX: u64 = CASES / 20;
+/// Which cases a child of the test is to look at.
+const CASES_OF_CHILD: &str = "RUNCAST_TEST_DAMAGE_CASES";
+
+fn check_case(runtime: &tokio::runtime::Runtime, files: &Files, all: &[Vec<Arc<Event>>], seed: u64) {
+    let config = ProptestConfig { rng_seed: RngSeed::Fixed(seed), failure_persistence: None, ..ProptestConfig::default() };
+    let drawn = (damages(), 0..4).new_tree(&mut TestRunner::new(config)).expect("a case").current();
+    let mut damaged = files.clone();
+    match &drawn {
+        (damage, 0) => damage.apply(&mut damaged.journal.1),
+        (damage, _) => damage.apply(&mut damaged.database),
+    }
+    if let Err(error) = runtime.block_on(look(&damaged, all)) {
+        panic!("{drawn:?} with seed {seed}: {error}");
+    }
+}
+
 #[test]
 fn a_damaged_file_gives_what_was_written_or_an_error() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    let (bytes, all) = runtime.block_on(written());
-    let config = ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() };
-    proptest!(config, |(damage in damages())| {
-        let mut damaged = bytes.clone();
-        damage.apply(&mut damaged);
-        runtime.block_on(look(&damaged, &all))?;
-    });
+    use std::os::unix::process::ExitStatusExt as _;
+    if let Ok(cases) = std::env::var(CASES_OF_CHILD) {
+        let (first, last) = cases.split_once(' ').expect("two numbers");
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+        let (files, all) = runtime.block_on(written());
+        for seed in first.parse::<u64>().expect("a number")..last.parse().expect("a number") {
+            eprintln!("case {seed}");
+            check_case(&runtime, &files, &all, seed);
+        }
+        return;
+    }
+    let first = super::journal::seed();
+    let (mut next, mut aborts) = (first, 0);
+    while next < first + CASES {
+        let name = "log::embedded::faults::damage::a_damaged_file_gives_what_was_written_or_an_error";
+        let output = Program::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", name, "--nocapture"])
+            .env(CASES_OF_CHILD, format!("{next} {}", first + CASES))
+            .output()
+            .expect("it starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() {
+            break;
+        }
+        let last = said.lines().rev().find_map(|line| line.strip_prefix("case ")?.parse::<u64>().ok()).expect("a case");
+        let is_abort = output.status.signal().is_some() && said.contains("panic in a destructor during cleanup");
+        assert!(is_abort, "case {last}: {:?}: {said}", output.status);
+        (next, aborts) = (last + 1, aborts + 1);
+    }
+    assert!(aborts <= ABORTS_MAX, "{aborts} of {CASES} cases ended the process");
 }
 
 #[tokio::test]
 async fn a_file_that_is_no_log_is_refused_with_what_to_do() {
-    let (bytes, _) = written().await;
+    let bytes = written().await.0.database;
     let refused = |content: &[u8]| {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(file(folder.path()), content).expect("written");
@@ -189,9 +268,10 @@ async fn a_half_made_log_is_made_again_and_a_whole_one_is_never_replaced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_damaged_run_is_an_error_of_its_own_and_the_others_go_on() {
-    let (mut bytes, all) = written().await;
+    let (mut files, all) = written().await;
+    let bytes = &mut files.database;
     // One letter within an event of run 1, one within the entry of run 3.
-    let event = place(&bytes, &format!("\"pad\":\"{}\"", "x".repeat(440)));
+    let event = place(bytes, &format!("\"pad\":\"{}\"", "x".repeat(440)));
     bytes[event + 100] = b'y';
     let mut at = 0;
     // The file may hold older versions of the entry: all are hit.
@@ -201,7 +281,7 @@ async fn one_damaged_run_is_an_error_of_its_own_and_the_others_go_on() {
         bytes[number + 1] = b'N';
     }
     let folder = tempfile::tempdir().expect("a folder");
-    std::fs::write(file(folder.path()), &bytes).expect("written");
+    files.write(folder.path());
     let log = open_folder(folder.path()).expect("opens");
     let said = log.read(&run("run-1"), 0, ALL).await.expect_err("damaged").to_string();
     assert!(said.contains(" of run run-1: ") && said.contains("not those that were written"), "{said}");
@@ -218,4 +298,46 @@ async fn one_damaged_run_is_an_error_of_its_own_and_the_others_go_on() {
     assert_eq!(log.read(&run("new"), 0, ALL).await.expect("readable"), new);
     assert!(log.health().is_ok());
     log.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_event_of_the_journal_is_an_error_of_its_run_and_is_kept() {
+    let (mut files, all) = written().await;
+    let bytes = &mut files.journal.1;
+    let event = place(bytes, "s:13");
+    bytes[event] = b'S';
+    let folder = tempfile::tempdir().expect("a folder");
+    files.write(folder.path());
+    // Each opening finds the same, and throws nothing away.
+    for _ in 0..2 {
+        let log = open_folder(folder.path()).expect("opens");
+        let damaged: Vec<_> = (0..RUNS).filter(|number| log.index().damage(&run(&name(*number))).is_some()).collect();
+        assert_eq!(damaged.len(), 1, "{damaged:?}");
+        for number in (0..RUNS).filter(|number| !damaged.contains(number)) {
+            assert!(log.read(&run(&name(number)), 0, ALL).await.expect("readable") == all[number], "run {number}");
+        }
+        log.close().await;
+        drop(log);
+        assert_eq!(std::fs::read(folder.path().join(&files.journal.0)).expect("kept"), files.journal.1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_journal_that_is_gone_or_shorter_than_it_was_ends_the_start() {
+    let (files, _) = written().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join(&files.journal.0);
+    let refused = |why: &str| {
+        let said = open_folder(folder.path()).err().expect("refused").to_string();
+        assert!(said.contains("is damaged") && said.contains(why) && said.contains("Put a backup in its place"), "{said}");
+    };
+    files.write(folder.path());
+    std::fs::remove_file(&path).expect("removed");
+    refused("of the journal is missing");
+    std::fs::write(&path, &files.journal.1[..5]).expect("written");
+    refused("shorter than it was");
+    std::fs::write(&path, vec![b'?'; files.journal.1.len()]).expect("written");
+    refused("not those that were written");
+    files.write(folder.path());
+    open_folder(folder.path()).expect("opens").close().await;
 }

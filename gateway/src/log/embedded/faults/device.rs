@@ -1,6 +1,7 @@
 //! A device in memory that fails on command.
 
 use std::{
+    collections::BTreeMap,
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -11,6 +12,7 @@ use crate::log::embedded::{
     OpenError,
     disk::{Disk, guarded, open_error},
     overlay::{Overlay, Source},
+    segments::Segment,
     store,
 };
 
@@ -35,11 +37,18 @@ pub(super) enum Failing {
     Panics,
 }
 
+/// What lies on it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Content {
+    database: Vec<u8>,
+    segments: BTreeMap<u64, Vec<u8>>,
+}
+
 #[derive(Debug, Default)]
 struct State {
-    bytes: Vec<u8>,
-    /// As of the last sync.
-    synced: Vec<u8>,
+    content: Content,
+    /// As of the last sync of each.
+    synced: Content,
     operations: u64,
     failing: Option<(Failing, u64)>,
     is_broken: bool,
@@ -105,12 +114,12 @@ impl Device {
         self.state().has_failed
     }
 
-    pub fn bytes(&self) -> Vec<u8> {
-        self.state().bytes.clone()
+    pub fn content(&self) -> Content {
+        self.state().content.clone()
     }
 
-    pub fn replace(&self, bytes: Vec<u8>) {
-        self.state().bytes = bytes;
+    pub fn replace(&self, content: Content) {
+        self.state().content = content;
     }
 
     fn backend(&self) -> Backend {
@@ -136,7 +145,7 @@ impl Disk for Device {
     }
 
     fn open_to_read(&self) -> Result<Database, OpenError> {
-        let overlay = Overlay::new(self.clone(), self.state().bytes.len() as u64, 64 << 20);
+        let overlay = Overlay::new(self.clone(), self.state().content.database.len() as u64, 64 << 20);
         let opened = guarded(|| Database::builder().set_cache_size(CACHE_BYTES).create_with_backend(overlay));
         let damaged = |what| OpenError::Damaged { path: self.path(), what };
         opened.map_err(damaged)?.map_err(|error| open_error(self.path(), error))
@@ -145,8 +154,48 @@ impl Disk for Device {
     fn forget(&self) {
         let mut state = self.state();
         if std::mem::take(&mut state.forgets) {
-            state.bytes = state.synced.clone();
+            state.content = state.synced.clone();
         }
+    }
+
+    fn create_segment(&self, id: u64, head: &[u8]) -> io::Result<Box<dyn Segment>> {
+        let mut segment = Appended { device: self.clone(), id };
+        let mut state = self.state();
+        match state.next(true, false) {
+            Fate::Done => {
+                state.content.segments.insert(id, Vec::new());
+                drop(state);
+                segment.append(head)?;
+                Ok(Box::new(segment))
+            }
+            _ => Err(refused(true)),
+        }
+    }
+
+    fn read_segment(&self, id: u64) -> io::Result<Vec<u8>> {
+        let mut state = self.state();
+        if state.next(false, false) != Fate::Done {
+            return Err(refused(false));
+        }
+        state.content.segments.get(&id).cloned().ok_or(io::ErrorKind::NotFound.into())
+    }
+
+    fn segments(&self) -> io::Result<Vec<u64>> {
+        let mut state = self.state();
+        match state.next(false, false) {
+            Fate::Done => Ok(state.content.segments.keys().copied().collect()),
+            _ => Err(refused(false)),
+        }
+    }
+
+    fn remove_segment(&self, id: u64) -> io::Result<()> {
+        let mut state = self.state();
+        let fate = state.next(true, false);
+        if matches!(fate, Fate::Done | Fate::FailsWhenDone) {
+            state.content.segments.remove(&id);
+            state.synced.segments.remove(&id);
+        }
+        if fate == Fate::Done { Ok(()) } else { Err(refused(true)) }
     }
 
     fn path(&self) -> String {
@@ -195,13 +244,41 @@ impl Source for Device {
             return Err(refused(false));
         }
         let from = offset as usize;
-        let bytes = state.bytes.get(from..from + out.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let bytes = state.content.database.get(from..from + out.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
         let mark = &state.unreadable;
         if !mark.is_empty() && bytes.windows(mark.len()).any(|window| window == mark) {
             return Err(io::Error::other("bad sector"));
         }
         out.copy_from_slice(bytes);
         Ok(())
+    }
+}
+
+/// A segment of the journal on it.
+struct Appended {
+    device: Device,
+    id: u64,
+}
+
+impl Segment for Appended {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let mut state = self.device.state();
+        let fate = state.next(true, false);
+        let count = match fate {
+            Fate::Done | Fate::FailsWhenDone => bytes.len(),
+            Fate::Torn => bytes.len() / 2,
+            Fate::Fails => 0,
+        };
+        state.content.segments.entry(self.id).or_default().extend_from_slice(&bytes[..count]);
+        if fate != Fate::Done {
+            return Err(refused(true));
+        }
+        let fate = state.next(true, true);
+        if matches!(fate, Fate::Done | Fate::FailsWhenDone) {
+            let whole = state.content.segments.get(&self.id).cloned().unwrap_or_default();
+            state.synced.segments.insert(self.id, whole);
+        }
+        if fate == Fate::Done { Ok(()) } else { Err(refused(true)) }
     }
 }
 
@@ -212,7 +289,7 @@ impl StorageBackend for Backend {
     fn len(&self) -> io::Result<u64> {
         let mut state = self.0.state();
         match state.next(false, false) {
-            Fate::Done => Ok(state.bytes.len() as u64),
+            Fate::Done => Ok(state.content.database.len() as u64),
             _ => Err(refused(false)),
         }
     }
@@ -225,7 +302,7 @@ impl StorageBackend for Backend {
         let mut state = self.0.state();
         let fate = state.next(true, false);
         if matches!(fate, Fate::Done | Fate::FailsWhenDone) {
-            state.bytes.resize(len as usize, 0);
+            state.content.database.resize(len as usize, 0);
         }
         if fate == Fate::Done { Ok(()) } else { Err(refused(true)) }
     }
@@ -234,7 +311,7 @@ impl StorageBackend for Backend {
         let mut state = self.0.state();
         let fate = state.next(true, true);
         if matches!(fate, Fate::Done | Fate::FailsWhenDone) {
-            state.synced = state.bytes.clone();
+            state.synced.database = state.content.database.clone();
         }
         if fate == Fate::Done { Ok(()) } else { Err(refused(true)) }
     }
@@ -248,10 +325,10 @@ impl StorageBackend for Backend {
             Fate::Fails => 0,
         };
         let from = offset as usize;
-        if state.bytes.len() < from + count {
+        if state.content.database.len() < from + count {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        state.bytes[from..from + count].copy_from_slice(&data[..count]);
+        state.content.database[from..from + count].copy_from_slice(&data[..count]);
         if fate == Fate::Done { Ok(()) } else { Err(refused(true)) }
     }
 
