@@ -7,10 +7,13 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use runcast::{
     fanout::{Hubs, Item},
     ingest::{Ingest, Line, LineBatch},
-    log::{Embedded, Log, TailLimits},
+    log::{Append, AppendError, Embedded, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail, TailLimits},
 };
 use runcast_config::Settings;
-use runcast_translators::{event::RunId, position::Position};
+use runcast_translators::{
+    event::{Event, Millis, RunId, RunInfo, Seq},
+    position::Position,
+};
 
 /// More than a reader gives at once, so that it keeps its page.
 const LINES: usize = 600;
@@ -78,6 +81,61 @@ async fn no_more_pages_of_the_log_are_held_than_may_be_read_at_a_time() {
     assert!(waits.await.expect("readable"));
 }
 
+/// A log that gives others their turn with each read, as one on a busy disk does.
+struct Slow(Arc<dyn Log>);
+
+#[async_trait::async_trait]
+impl Log for Slow {
+    async fn read(&self, run: &RunId, after: Seq, limit: ReadLimit) -> Result<Vec<Arc<Event>>, ReadError> {
+        tokio::task::yield_now().await;
+        self.0.read(run, after, limit).await
+    }
+
+    async fn append(&self, append: Append) -> Result<Vec<Arc<Event>>, AppendError> {
+        self.0.append(append).await
+    }
+
+    async fn info(&self, run: &RunId) -> Result<Option<Arc<RunInfo>>, ReadError> {
+        self.0.info(run).await
+    }
+
+    async fn list(&self, filter: RunFilter) -> Result<RunPage, ReadError> {
+        self.0.list(filter).await
+    }
+
+    async fn tail(&self, run: &RunId) -> Result<Tail, ReadError> {
+        self.0.tail(run).await
+    }
+
+    fn publish_live(&self, run: &RunId, item: LiveItem) {
+        self.0.publish_live(run, item);
+    }
+
+    async fn place_of_step(&self, run: &RunId, index: i64) -> Result<Option<(i64, Seq)>, ReadError> {
+        self.0.place_of_step(run, index).await
+    }
+
+    async fn claim(&self, name: &str, made: Millis, until: Millis) -> Result<bool, ReadError> {
+        self.0.claim(name, made, until).await
+    }
+
+    async fn sweep(&self, now: Instant) -> u64 {
+        self.0.sweep(now).await
+    }
+
+    fn stats(&self) -> LogStats {
+        self.0.stats()
+    }
+
+    fn health(&self) -> Result<(), String> {
+        self.0.health()
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}
+
 /// The value of a gauge without labels; 0 as long as nobody has told one.
 fn gauge(handle: &PrometheusHandle, name: &str) -> f64 {
     let text = handle.render();
@@ -92,7 +150,7 @@ async fn a_hub_whose_start_is_given_up_in_its_midst_leaves_nothing() {
         settings.fanout.page_events_max = 100;
         settings.fanout.linger_ms = 1;
     });
-    let hubs = Hubs::new(world.log.clone(), world.settings.fanout.clone(), &world.settings.stream);
+    let hubs = Hubs::new(Arc::new(Slow(world.log.clone())), world.settings.fanout.clone(), &world.settings.stream);
     let run = RunId::new("r").expect("an id");
     let mut feed = world.ingest.attach(&run, "tests").await.expect("attached");
     feed.send(lines(LINES)).await.expect("sent");
@@ -126,7 +184,7 @@ async fn a_hub_whose_start_is_given_up_in_its_midst_leaves_nothing() {
 #[tokio::test]
 async fn who_gives_up_leaves_the_start_of_a_hub_to_the_others() {
     let world = world(|settings| settings.fanout.page_events_max = 100);
-    let hubs = Hubs::new(world.log.clone(), world.settings.fanout.clone(), &world.settings.stream);
+    let hubs = Hubs::new(Arc::new(Slow(world.log.clone())), world.settings.fanout.clone(), &world.settings.stream);
     let run = RunId::new("r").expect("an id");
     let mut feed = world.ingest.attach(&run, "tests").await.expect("attached");
     feed.send(lines(LINES)).await.expect("sent");

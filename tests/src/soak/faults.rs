@@ -87,6 +87,9 @@ impl World {
             folder.path().join("runcast.sock"),
         );
         let server = Server::start_with(Options::default().toml(&upstreams));
+        let is_read = || server.said().iter().any(|line| line.contains("a database is read"));
+        let is_probed = || bridge.asked("Ping").len() > 2;
+        crate::until("the upstreams", || std::future::ready((is_read() && is_probed()).then_some(()))).await;
         let cutter = Cutter::to(&server.base).await;
         Some(Self {
             server,
