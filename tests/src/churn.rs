@@ -245,7 +245,9 @@ pub struct Openings {
 }
 
 /// These tell of what stays: the log, and what the memory of a process is.
-const STAYS: [&str; 3] = ["runcast_log_", "runcast_memory_", "runcast_upstream"];
+const STAYS: [&str; 2] = ["runcast_log_", "runcast_memory_"];
+/// But this does not.
+const WAITS: &str = "runcast_log_appends_waiting";
 /// Of these there may be fewer than before.
 const AT_MOST: [&str; 4] = ["runcast_tasks", "runcast_threads", "runcast_open_files", "files of /proc"];
 
@@ -269,7 +271,7 @@ impl Openings {
     async fn now(&self) -> BTreeMap<String, f64> {
         let text = self.client.get(&self.metrics).send().await.expect("an answer").text().await.expect("a body");
         let gauges = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" gauge"));
-        let gauges: Vec<&str> = gauges.filter(|name| !STAYS.iter().any(|stays| name.starts_with(stays))).collect();
+        let gauges: Vec<&str> = gauges.filter(|name| *name == WAITS || !STAYS.iter().any(|stays| name.starts_with(stays))).collect();
         let samples = text.lines().filter(|line| line.split(['{', ' ']).next().is_some_and(|name| gauges.contains(&name)));
         let sample = |line: &str| Some((line.rsplit_once(' ')?.0.to_owned(), line.rsplit_once(' ')?.1.parse().ok()?));
         let mut now: BTreeMap<String, f64> = samples.filter_map(sample).collect();
