@@ -73,6 +73,7 @@ async fn write(door: &Door, runs: &[String], lines: &[Bytes], is_over: &AtomicBo
 
 /// Kills so many clients of a server that has all its runs, and waits until it is as it was before.
 async fn churn(server: &Server, doors: &[Door], count: usize, seed: u64) {
+    let open = Openings::of(server).await;
     let (old, live) = (fixtures::run("fix-failing-test"), fixtures::with_deltas(&fixtures::run("failed-run"), 8));
     // A line with a result would end the run.
     let live: Vec<Bytes> = fixtures::lines(&live).into_iter().filter(|line| !line.starts_with(b"{\"type\":\"result\"")).collect();
@@ -81,7 +82,6 @@ async fn churn(server: &Server, doors: &[Door], count: usize, seed: u64) {
         send(&doors[0], run, 0, old.clone()).await;
         end(&doors[0], run).await;
     }
-    let open = Openings::of(server).await;
     open.are_closed(PATIENCE).await;
     let live_runs: Vec<String> = (0..LIVE_RUNS).map(|number| format!("live-{number}")).collect();
     // Half of all clients watch what is live.
