@@ -271,7 +271,8 @@ impl Openings {
     async fn now(&self) -> BTreeMap<String, f64> {
         let text = self.client.get(&self.metrics).send().await.expect("an answer").text().await.expect("a body");
         let gauges = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" gauge"));
-        let gauges: Vec<&str> = gauges.filter(|name| *name == WAITS || !STAYS.iter().any(|stays| name.starts_with(stays))).collect();
+        let gauges: Vec<&str> =
+            gauges.filter(|name| *name == WAITS || !STAYS.iter().any(|stays| name.starts_with(stays))).collect();
         let samples = text.lines().filter(|line| line.split(['{', ' ']).next().is_some_and(|name| gauges.contains(&name)));
         let sample = |line: &str| Some((line.rsplit_once(' ')?.0.to_owned(), line.rsplit_once(' ')?.1.parse().ok()?));
         let mut now: BTreeMap<String, f64> = samples.filter_map(sample).collect();
