@@ -15,7 +15,7 @@ mod settings;
 pub use auth::{Algorithm, Auth, Jwt, Right, TICKET_MS_MAX, Token};
 pub use bridge::{Bridge, BridgeProtocol};
 pub use daemon::Daemon;
-pub use load::{ConfigError, load, render};
+pub use load::{ConfigError, load, log_filter, render};
 pub use memory::{
     ANSWER_BYTES, ANSWERS_MAX, BATCH_COPIES, DAEMON_ANSWER_BYTES_MAX, FOLLOWED_READ_BYTES, FRAME_COPIES, FREE_BYTES, LINE_COPIES,
     MemoryMax, Part, REBUILD_BYTES, SPARE_CONNECTIONS, TEXT_COPIES, TLS_BYTES_MAX,

@@ -6,6 +6,7 @@ use std::{
 };
 
 use config::{Config, Environment, File, FileFormat};
+use tracing_subscriber::EnvFilter;
 
 use crate::{Secret, Settings, known};
 
@@ -39,6 +40,25 @@ pub fn load(path: Option<&Path>) -> Result<Settings, ConfigError> {
 /// The settings as TOML; secrets are hidden.
 pub fn render(settings: &Settings) -> String {
     toml::to_string(settings).unwrap_or_else(|error| unreachable!("settings are plain data: {error}"))
+}
+
+/// What a log with these directives tells (`telemetry.log_level`).
+///
+/// # Errors
+/// What is wrong with them, as what follows the name of the key in a sentence.
+pub fn log_filter(directives: &str) -> Result<EnvFilter, String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    if directives.trim().is_empty() {
+        return Err("must say a level: info".into());
+    }
+    // The library would take a level that is spelt wrong for the name of a module, and tell of nothing else.
+    let is_odd = |part: &&str| !part.contains('=') && !LEVELS.iter().any(|level| level.eq_ignore_ascii_case(part));
+    if !directives.contains('[')
+        && let Some(odd) = directives.split(',').map(str::trim).find(is_odd)
+    {
+        return Err(format!("has {odd:?}, which is neither a level ({}) nor of the form target=level", LEVELS.join(", ")));
+    }
+    EnvFilter::builder().parse(directives).map_err(|error| format!("is {directives:?}: {error}"))
 }
 
 fn read(text: Option<&str>, environment: Environment) -> Result<Settings, ConfigError> {
@@ -153,6 +173,9 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
     if server.memory_bytes_max > 0 && memory > server.memory_bytes_max {
         let what = format!("is {}, but the other limits add up to {memory}: see `runcast check`", server.memory_bytes_max);
         return invalid("server.memory_bytes_max", &what);
+    }
+    if let Err(what) = log_filter(&settings.telemetry.log_level) {
+        return invalid("telemetry.log_level", &what);
     }
     if !(0.0..=1.0).contains(&settings.telemetry.sample_ratio) {
         return invalid("telemetry.sample_ratio", "must be from 0.0 to 1.0");
@@ -343,6 +366,9 @@ mod tests {
             ("[[auth.tokens]]\nname = \"x\"\ntoken = \"short\"\n", "auth.tokens"),
             ("[ingest]\nagent = \"bc-1\"\n", "ingest.agent"),
             ("[log]\npath = \"\"\n", "log.path"),
+            ("[telemetry]\nlog_level = \"\"\n", "telemetry.log_level"),
+            ("[telemetry]\nlog_level = \"inof\"\n", "telemetry.log_level"),
+            ("[telemetry]\nlog_level = \"info,runcast=loud\"\n", "telemetry.log_level"),
             ("[log]\nbackend = \"kafka\"\n", "backend"),
             ("[log.nats]\nname = \"a.b\"\n", "log.nats.name"),
             ("[log.nats]\nservers = []\n", "log.nats.servers"),

@@ -197,10 +197,11 @@ pub struct Find {
     pub unknown_max: usize,
 }
 
-/// Spans for OpenTelemetry.
+/// What is told of the program's work: its log, and spans for OpenTelemetry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Telemetry {
+    pub log_level: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub otlp_endpoint: Option<String>,
     pub otlp_timeout_ms: u64,
@@ -437,6 +438,7 @@ impl Default for Find {
 impl Default for Telemetry {
     fn default() -> Self {
         Self {
+            log_level: "info".into(),
             otlp_endpoint: None,
             otlp_timeout_ms: 10_000,
             otlp_every_ms: 5_000,

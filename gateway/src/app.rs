@@ -18,7 +18,7 @@ use crate::{
     },
     downstream::{
         Gateway,
-        listen::{self, Doors},
+        listen::{self, Doors, Places},
         tls::Tls,
         unix::UnixDoor,
         watch::Drain,
@@ -114,7 +114,7 @@ impl App {
             }
         }
         let controls = Controls::new(finders, settings.find.clone()).with_bridges(bridges).with_nodes(NodeControls::new(nodes));
-        let gateway = Gateway::new(log.clone(), hubs, controls, settings.clone(), drain.clone())?;
+        let gateway = Gateway::new(log.clone(), hubs.clone(), controls, settings.clone(), drain.clone())?;
         if settings.log.backend == Backend::Nats && settings.auth.is_on() && settings.auth.ticket_key.is_none() {
             tracing::warn!("tickets are good only on the replica that gave them: set auth.ticket_key_file to the same for all");
         }
@@ -128,10 +128,26 @@ impl App {
         if let Some(tls) = &tls {
             tasks.spawn(tls.clone().follow(stopped.clone()));
         }
-        let doors = Doors { tcp, tls: tls.clone(), unix };
+        let places = Places::new(settings.server.connections_max);
+        let doors = Doors { tcp, tls: tls.clone(), unix, places: places.clone() };
         tasks.spawn(listen::serve(doors, routes, settings.clone(), gateway.budget(), stopped.clone()));
+        let look = {
+            let (budget, ingest, hubs) = (gateway.budget(), ingest.clone(), hubs);
+            move || {
+                metrics::fanout_memory(hubs.memory_bytes());
+                metrics::open_now(&metrics::Open {
+                    places: places.taken(),
+                    writers: ingest.writers(),
+                    clients_bytes: budget.bytes(),
+                    lines_bytes: ingest.coming_bytes(),
+                    records_bytes: ingest.records_bytes(),
+                    open_text_bytes: ingest.open_text_bytes(),
+                });
+            }
+        };
         let admin = health::routes(Admin {
             log: log.clone(),
+            look: Arc::new(look),
             render: render.clone(),
             upstreams: upstreams.clone(),
             draining: leaving.subscribe(),

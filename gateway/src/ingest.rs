@@ -224,6 +224,26 @@ impl Ingest {
         self.0.memory.coming.clone()
     }
 
+    /// Runs that are written here by what senders send.
+    pub fn writers(&self) -> usize {
+        self.owners().len()
+    }
+
+    /// What lines and records hold that are not whole yet.
+    pub fn coming_bytes(&self) -> usize {
+        self.0.memory.coming.bytes()
+    }
+
+    /// What records hold that are on their way into the log.
+    pub fn records_bytes(&self) -> usize {
+        self.0.memory.batches.bytes()
+    }
+
+    /// What text holds that is in no message yet.
+    pub fn open_text_bytes(&self) -> usize {
+        self.0.memory.open_text.bytes()
+    }
+
     /// Ends all owners: what they were given is logged when this returns.
     pub async fn close(&self) {
         self.0.closed.store(true, Ordering::Relaxed);

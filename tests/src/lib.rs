@@ -4,6 +4,7 @@
 
 pub mod bridge;
 pub mod bus;
+pub mod churn;
 pub mod cuts;
 pub mod daemon;
 pub mod fixtures;
@@ -16,6 +17,7 @@ pub mod raw;
 pub mod records;
 pub mod replicas;
 pub mod server;
+pub mod soak;
 pub mod stub;
 pub mod tools;
 pub mod wire;

@@ -146,7 +146,7 @@ enum Inner {
 }
 
 /// A request message with `run_id` and, if there is one, `after_offset`.
-fn request(way: Way, run: &str, after: Option<&str>) -> Vec<u8> {
+pub(crate) fn request(way: Way, run: &str, after: Option<&str>) -> Vec<u8> {
     let message = match way {
         Way::ConnectJson => serde_json::json!({"runId": run, "afterOffset": after}).to_string().into_bytes(),
         _ => {
@@ -166,7 +166,7 @@ fn request(way: Way, run: &str, after: Option<&str>) -> Vec<u8> {
 }
 
 /// What bytes go through.
-trait Pipe: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait Pipe: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Pipe for T {}
 
@@ -299,7 +299,7 @@ impl Door {
         if let Some(token) = &self.token {
             request.headers_mut().insert("authorization", format!("Bearer {token}").parse().expect("a header"));
         }
-        let pipe = self.connect().await.map_err(|error| (0, error.to_string()))?;
+        let pipe = self.connect(false).await.map_err(|error| (0, error.to_string()))?;
         match tokio_tungstenite::client_async(request, pipe).await {
             Ok((socket, _)) => {
                 Ok(Stream { way: Way::WebSocket, inner: Inner::Socket(Box::new(socket)), waiting: VecDeque::new(), end: None })
@@ -312,15 +312,22 @@ impl Door {
         }
     }
 
-    async fn connect(&self) -> std::io::Result<Box<dyn Pipe>> {
+    /// A connection of its own; `by_reset`: it ends by a reset when it is dropped (over TCP).
+    pub(crate) async fn connect(&self, by_reset: bool) -> std::io::Result<Box<dyn Pipe>> {
         let (_, address) = self.base.split_once("://").expect("a URL");
+        let tcp = async || {
+            let tcp = TcpStream::connect(address).await?;
+            if by_reset {
+                tcp.set_zero_linger()?;
+            }
+            std::io::Result::Ok(tcp)
+        };
         Ok(match &self.road {
-            Road::Tcp => Box::new(TcpStream::connect(address).await?),
+            Road::Tcp => Box::new(tcp().await?),
             Road::Unix(path) => Box::new(UnixStream::connect(path).await?),
             Road::Tls(config) => {
                 let name = ServerName::try_from("127.0.0.1").expect("a name");
-                let tcp = TcpStream::connect(address).await?;
-                Box::new(TlsConnector::from(config.clone()).connect(name, tcp).await?)
+                Box::new(TlsConnector::from(config.clone()).connect(name, tcp().await?).await?)
             }
         })
     }

@@ -140,9 +140,25 @@ async fn end(client: &reqwest::Client, base: &str, run: &str, lines: usize) -> b
     }
 }
 
+/// What a client does beside watching.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Habits {
+    /// It leaves by itself now and then.
+    pub leaves: bool,
+    /// In each stream it reads nothing for so long, once.
+    pub stall: Option<Duration>,
+    /// Between two streams.
+    pub pause: Duration,
+}
+
 /// Watches a run to its end over one protocol, on one server after another, whatever breaks in between; gives what was
 /// seen and how many streams it took. `leave`: it also leaves by itself now and then.
 pub async fn watch_anywhere(doors: &[Door], way: Way, run: &str, leave: bool, seed: u64) -> (Vec<Record>, usize) {
+    watch_with(doors, way, run, &Habits { leaves: leave, ..Habits::default() }, seed).await
+}
+
+/// The same for a client with such habits.
+pub async fn watch_with(doors: &[Door], way: Way, run: &str, habits: &Habits, seed: u64) -> (Vec<Record>, usize) {
     let mut rng = StdRng::seed_from_u64(seed);
     let (mut seen, mut streams) = (Vec::new(), 0);
     let deadline = Instant::now() + PATIENCE;
@@ -169,8 +185,12 @@ pub async fn watch_anywhere(doors: &[Door], way: Way, run: &str, leave: bool, se
             Err((status, body)) => panic!("{way:?} from {cursor:?}: {status} {body}"),
         };
         streams += 1;
-        let most = if leave { rng.random_range(1..16) } else { usize::MAX };
-        for _ in 0..most {
+        let most = if habits.leaves { rng.random_range(1..16) } else { usize::MAX };
+        let stalls_at = rng.random_range(0..16);
+        for at in 0..most {
+            if let Some(stall) = habits.stall.filter(|_| at == stalls_at) {
+                sleep(stall).await;
+            }
             let left = deadline.saturating_duration_since(Instant::now());
             match tokio::time::timeout(left, stream.next()).await {
                 // What says goodbye is no record of the run.
@@ -183,6 +203,7 @@ pub async fn watch_anywhere(doors: &[Door], way: Way, run: &str, leave: bool, se
         if is_complete(way, &seen) && matches!(stream.end, Some(End::Clean(code)) if code != 1001) {
             return (seen, streams);
         }
+        sleep(habits.pause).await;
     }
 }
 

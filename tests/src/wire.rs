@@ -9,7 +9,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::watch,
-    task::JoinHandle,
+    task::{JoinHandle, JoinSet},
 };
 
 /// Stands between a server and one connection to it.
@@ -75,6 +75,43 @@ impl Wire {
 }
 
 impl Drop for Wire {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Stands between a server and any number of connections to it, each of which it cuts behind a random number of bytes.
+pub struct Cutter {
+    /// `http://127.0.0.1:PORT`, where clients connect.
+    pub base: String,
+    task: JoinHandle<()>,
+}
+
+impl Cutter {
+    pub async fn to(base: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let server = base.trim_start_matches("http://").to_owned();
+        let task = tokio::spawn(async move {
+            // They end with this.
+            let mut wires = JoinSet::new();
+            while let Ok((client, _)) = listener.accept().await {
+                while wires.try_join_next().is_some() {}
+                let server = server.clone();
+                wires.spawn(async move {
+                    // Half of them in the beginning, where the head of the answer is.
+                    let most = if rand::random() { 2_000 } else { 200_000 };
+                    let cut = CutAfter { bytes: rand::random_range(0..most), by_reset: rand::random() };
+                    let Ok(server) = TcpStream::connect(server).await else { return };
+                    carry(client, server, Some(cut), watch::channel(false).1, &AtomicBool::new(false)).await;
+                });
+            }
+        });
+        Self { base: format!("http://{address}"), task }
+    }
+}
+
+impl Drop for Cutter {
     fn drop(&mut self) {
         self.task.abort();
     }

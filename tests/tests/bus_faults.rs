@@ -329,6 +329,11 @@ async fn two_senders_at_two_replicas_make_one_run() {
     let other = write_anywhere(&doors[1..], "r", &lines, pause, seed.wrapping_add(1));
     let ((), (), seen) = tokio::join!(one, other, watch_all(&doors, "r", true, seed));
     assert_all(&doors, "r", &seen, &input).await;
+    let mut lost = 0.0;
+    for server in &servers {
+        lost += server.metric("runcast_ownership_lost_total", &[]).await;
+    }
+    assert!(lost > 0.0, "one gave way to the other");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -126,6 +126,14 @@ fn a_wrong_configuration_is_refused_with_64_before_anything_happens() {
     assert!(said.contains("did you mean `log.path`"), "{said}");
     assert_eq!(run(&["check", "--config", "/does/not/exist"], &[]).0, Some(64));
     assert_eq!(run(&["check"], &[("RUNCAST__FANOUT__RING_EVENTS_MAX", "0")]).0, Some(64));
+    for (name, value) in [("RUNCAST__TELEMETRY__LOG_LEVEL", "inof"), ("RUST_LOG", "info,runcast=loud")] {
+        let data = folder.path().join("data");
+        let arguments = ["serve", "--listen", "127.0.0.1:0", "--data", data.to_str().expect("UTF-8")];
+        let (code, said) = run(&arguments, &[(name, value)]);
+        assert_eq!(code, Some(64), "{name}={value}: {said}");
+        assert!(said.contains(value.trim_start_matches("info,")) || said.contains(value), "{said}");
+        assert!(!data.exists(), "the log is not opened before that");
+    }
     assert_eq!(run(&["check"], &[]).0, Some(0));
 }
 

@@ -80,6 +80,22 @@ async fn a_network_that_is_cut_or_silent_costs_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_never_answers_keeps_no_connection_open() {
+    let Some(database) = Database::start().await else { return };
+    let link = Link::to(database.socket()).await;
+    let more = "reconcile_ms = 100\nquery_timeout_ms = 500\nconnect_timeout_ms = 500";
+    let server = Server::start_with(options(database.folder(), &link.url(), more));
+    until("the database", || async { server.said().iter().any(|line| line.contains("a database is read")).then_some(()) }).await;
+    assert!(link.open() > 1);
+    link.set(Network::Silent);
+    lost(&server, 1.0).await;
+    // Between two tries there is none.
+    until("the end of all connections", || async { (link.open() == 0).then_some(()) }).await;
+    link.set(Network::Up);
+    lost(&server, 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn kill_9_of_runcast_loses_nothing_and_repeats_nothing() {
     let Some(database) = Database::start().await else { return };
     let mut rng = StdRng::seed_from_u64(runcast_tests::seed());

@@ -7,6 +7,7 @@ use runcast_config::{Backend, Settings, Upstream};
 use super::{ConfigArgs, EXIT_CONFIG, fail};
 use crate::{
     log::Nats,
+    ops::logs,
     upstream::{bridge, daemon, postgres},
 };
 
@@ -27,6 +28,9 @@ impl Check {
             Err(error) => return fail(&error, EXIT_CONFIG),
         };
         print!("{}", runcast_config::render(&settings));
+        if let Some(directives) = logs::variable() {
+            println!("\n# RUST_LOG is set and wins over telemetry.log_level: {directives}");
+        }
         print!("\n{}", runcast_config::MemoryMax::of(&settings).render());
         let checked = super::runtime().map(|runtime| runtime.block_on(everything(&settings)));
         match checked {

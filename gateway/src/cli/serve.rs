@@ -1,12 +1,15 @@
 //! `runcast serve`.
 
-use std::{io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::{EnvFilter, Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use super::{ConfigArgs, EXIT_CONFIG, fail, runtime};
-use crate::{app::App, demo, ops::traces::Exporter};
+use crate::{
+    app::App,
+    demo,
+    ops::{logs::Logs, traces::Exporter},
+};
 
 /// Arguments of `runcast serve`.
 #[derive(Debug, clap::Args)]
@@ -52,7 +55,10 @@ impl Serve {
                 Err(error) => return fail(&error, EXIT_CONFIG),
             }
         };
-        start_logging(exporter.as_ref());
+        let logs = match Logs::start(&settings.telemetry, exporter.as_ref()) {
+            Ok(logs) => logs,
+            Err(error) => return fail(&error, EXIT_CONFIG),
+        };
         let status = runtime.block_on(async {
             let mut signals = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
             // A limit on file sizes is to be an error of a write, which the log survives, and not the end of the process.
@@ -68,7 +74,10 @@ impl Serve {
                     _ = signals.0.recv() => break pre_drain,
                     _ = signals.1.recv() => break Duration::ZERO,
                     _ = hangups.recv() => match self.config.load() {
-                        Ok(settings) => app.reload(&settings),
+                        Ok(settings) => {
+                            app.reload(&settings);
+                            logs.reload(&settings.telemetry);
+                        }
                         Err(error) => tracing::error!(%error, "the configuration cannot be read again: all stays as it was"),
                     },
                 }
@@ -93,13 +102,4 @@ impl Serve {
             Err(error) => fail(&format!("{error:#}"), 1),
         }
     }
-}
-
-/// Text on a terminal, JSON elsewhere; `RUST_LOG` chooses what is told.
-fn start_logging(exporter: Option<&Exporter>) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let logs =
-        if std::io::stderr().is_terminal() { logs.with_target(false).boxed() } else { logs.json().boxed() }.with_filter(filter);
-    tracing_subscriber::registry().with(logs).with(exporter.map(Exporter::layer)).init();
 }

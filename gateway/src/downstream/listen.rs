@@ -58,6 +58,7 @@ pub struct Doors {
     /// How what comes by TCP is encrypted.
     pub tls: Option<Arc<Tls>>,
     pub unix: Option<UnixDoor>,
+    pub places: Places,
 }
 
 /// Who is on the other side of a connection; each of its requests has it as an extension.
@@ -77,10 +78,11 @@ enum Accepted {
     Unix(UnixStream),
 }
 
-/// Places for connections, and some more for telling those who find none.
+/// Places for connections, and for requests of HTTP/2 beyond the first of each; and some more for telling those who find none.
 #[derive(Clone)]
-struct Places {
+pub struct Places {
     all: Arc<Semaphore>,
+    all_max: usize,
     spare: Arc<Semaphore>,
 }
 
@@ -101,9 +103,7 @@ struct Front {
 /// Serves until `stop` is true; then waits for the connections to end, at most `server.shutdown_ms`.
 pub async fn serve(doors: Doors, routes: Router, settings: Arc<Settings>, budget: Budget, mut stop: watch::Receiver<bool>) {
     let server = &settings.server;
-    let places_max = server.connections_max.min(Semaphore::MAX_PERMITS).min(u32::MAX as usize);
-    let places = Places { all: Arc::new(Semaphore::new(places_max)), spare: Arc::new(Semaphore::new(SPARE_CONNECTIONS)) };
-    let Doors { tcp, tls, unix } = doors;
+    let Doors { tcp, tls, unix, places } = doors;
     let front = Arc::new(Front::new(routes, &settings, places.clone(), tls, budget, stop.clone()));
     loop {
         let by_unix = async {
@@ -138,13 +138,23 @@ pub async fn serve(doors: Doors, routes: Router, settings: Arc<Settings>, budget
     }
     drop((tcp, unix));
     // Each connection has given back its place when it has ended.
-    let all = places.all.acquire_many(places_max as u32);
+    let all = places.all.acquire_many(places.all_max as u32);
     if timeout(Duration::from_millis(server.shutdown_ms), all).await.is_err() {
         tracing::warn!("some connections did not end in time and were cut");
     }
 }
 
 impl Places {
+    pub fn new(connections_max: usize) -> Self {
+        let all_max = connections_max.min(Semaphore::MAX_PERMITS).min(u32::MAX as usize);
+        Self { all: Arc::new(Semaphore::new(all_max)), all_max, spare: Arc::new(Semaphore::new(SPARE_CONNECTIONS)) }
+    }
+
+    /// How many are taken, without those for telling that there is none.
+    pub fn taken(&self) -> usize {
+        self.all_max.saturating_sub(self.all.available_permits())
+    }
+
     /// A place, and whether it is only for telling that there is none.
     fn take(&self) -> Option<(OwnedSemaphorePermit, bool)> {
         let place = self.all.clone().try_acquire_owned().map(|place| (place, false));

@@ -80,21 +80,13 @@ impl Hubs {
     pub async fn read(&self, run: &RunId, position: Position, wants_text: bool) -> Result<Option<Reader>, ReadError> {
         loop {
             let Some(info) = self.0.log.info(run).await? else { return Ok(None) };
-            let cell = self.hubs().entry(run.clone()).or_default().clone();
-            let started = cell.get_or_try_init(|| self.start(run)).await;
-            let hub = match started {
+            let place = Starting::new(self, run);
+            let hub = match place.cell.get_or_try_init(|| self.start(run)).await {
                 Ok(hub) => hub.clone(),
-                Err(error) => {
-                    let mut hubs = self.hubs();
-                    if hubs.get(run).is_some_and(|known| Arc::ptr_eq(known, &cell) && !known.initialized()) {
-                        hubs.remove(run);
-                    }
-                    return match error {
-                        StartError::Unknown => Ok(None),
-                        StartError::Read(error) => Err(error),
-                    };
-                }
+                Err(StartError::Unknown) => return Ok(None),
+                Err(StartError::Read(error)) => return Err(error),
             };
+            drop(place);
             if hub.context.incarnation != info.incarnation {
                 // The run was removed and has come again: who reads the old one may finish, nobody new begins.
                 hub.bell.close();
@@ -104,6 +96,16 @@ impl Hubs {
                 None => self.forget(&hub),
             }
         }
+    }
+
+    /// How many runs are watched, or were until a moment ago.
+    pub fn runs(&self) -> usize {
+        self.hubs().len()
+    }
+
+    /// What is charged for all watched runs.
+    pub fn memory_bytes(&self) -> usize {
+        self.0.memory.held()
     }
 
     /// What encoders need to know of a run; `None` when there is no such run.
@@ -145,7 +147,6 @@ impl Hubs {
         let (hubs, own) = (self.clone(), hub.clone());
         tokio::spawn(async move {
             own.follow(&hubs, tail).await;
-            own.ring_events.decrement(own.ring().len() as f64);
             own.memory.hub_closed();
             metrics::hub_closed();
         });
@@ -177,9 +178,43 @@ fn remove(hubs: &mut HashMap<RunId, Arc<OnceCell<Arc<Hub>>>>, hub: &Hub) {
     }
 }
 
+/// A run's place in the table, for one who starts its hub or waits for that. Where no hub came of it, the last who goes, even
+/// in the midst of it, takes the place away.
+struct Starting<'a> {
+    hubs: &'a Hubs,
+    run: &'a RunId,
+    cell: Arc<OnceCell<Arc<Hub>>>,
+}
+
+impl<'a> Starting<'a> {
+    fn new(hubs: &'a Hubs, run: &'a RunId) -> Self {
+        let cell = hubs.hubs().entry(run.clone()).or_default().clone();
+        Self { hubs, run, cell }
+    }
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        let mut hubs = self.hubs.hubs();
+        // Under the lock, as everybody: who goes at the same time sees that we are gone.
+        let cell = std::mem::take(&mut self.cell);
+        let is_ours = |known: &Arc<_>| Arc::ptr_eq(known, &cell) && Arc::strong_count(known) == 2;
+        if !cell.initialized() && hubs.get(self.run).is_some_and(is_ours) {
+            hubs.remove(self.run);
+        }
+        drop(cell);
+    }
+}
+
 enum StartError {
     Unknown,
     Read(ReadError),
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.ring_events.decrement(self.ring().len() as f64);
+    }
 }
 
 impl Hub {
@@ -232,7 +267,6 @@ impl Hub {
 
     /// Gives up what is more than a fair share, when memory for watched runs becomes scarce.
     fn share_memory(&self) {
-        metrics::fanout_memory(self.memory.held());
         let Some(share) = self.memory.share() else { return };
         self.pages.clear();
         let mut ring = self.ring();

@@ -33,6 +33,10 @@ impl Lines {
         Self::new(bytes.saturating_mul(LINE_COPIES), Duration::MAX, || {})
     }
 
+    pub(super) fn bytes(&self) -> usize {
+        self.budget.bytes()
+    }
+
     /// Of one connection.
     pub fn one(&self) -> Coming {
         Coming { lines: self.clone(), held: None, asked: Arc::default() }

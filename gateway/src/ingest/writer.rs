@@ -258,6 +258,7 @@ impl Writer {
                     return Err(Refused::Settled);
                 }
                 Err(error) => {
+                    metrics::ownership_lost();
                     tracing::warn!(run = %self.run, %error, "another writer: the state is read again");
                     return Err(Refused::NotOwner);
                 }

@@ -17,6 +17,8 @@ use crate::log::Log;
 #[derive(Clone)]
 pub struct Admin {
     pub log: Arc<dyn Log>,
+    /// Measures what is only looked at when somebody asks.
+    pub look: Arc<dyn Fn() + Send + Sync>,
     pub render: PrometheusHandle,
     /// What is wrong with upstreams at present, by name.
     pub upstreams: Upstreams,
@@ -70,7 +72,8 @@ pub fn routes(admin: Admin) -> Router {
 
 async fn render(State(admin): State<Admin>) -> String {
     metrics::log_stats(&admin.log.stats());
-    metrics::look_at_memory();
+    metrics::look_at_process();
+    (admin.look)();
     admin.render.render()
 }
 

@@ -12,9 +12,13 @@ use runcast_translators::{
 };
 
 mod described;
+mod now;
 mod pace;
+mod upstreams;
 
+pub use now::{Open, look_at_process, open_now};
 pub use pace::{Pace, seconds_since, source_delay};
+pub use upstreams::{LostUpstream, PolledUpstream, upstream_lost_since};
 
 /// How a client is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -105,6 +109,7 @@ fn begin_at_zero() {
     counter!("runcast_late_records_total").absolute(0);
     counter!("runcast_log_failures_total").absolute(0);
     counter!("runcast_ownership_taken_over_total").absolute(0);
+    counter!("runcast_ownership_lost_total").absolute(0);
     counter!("runcast_tail_holes_total").absolute(0);
     counter!("runcast_tail_found_total").absolute(0);
     counter!("runcast_live_dropped_total").absolute(0);
@@ -276,15 +281,6 @@ pub fn memory_max(bytes: u64) {
     gauge!("runcast_memory_max_bytes").set(bytes as f64);
 }
 
-/// Looks at the resident memory, where the system tells it.
-pub fn look_at_memory() {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    if let Some(kib) = resident {
-        gauge!("runcast_memory_resident_bytes").set((kib * 1024) as f64);
-    }
-}
-
 pub fn client_cut_off() {
     counter!("runcast_stuck_clients_cut_off_total").increment(1);
 }
@@ -345,53 +341,6 @@ pub fn call_passed(is_ok: bool) {
 /// A delta or a step that the caller of Send is not sent.
 pub fn live_update_dropped() {
     counter!("runcast_live_updates_dropped_total").increment(1);
-}
-
-/// An upstream that is lost, until this is dropped. `kind` is that of the configuration.
-#[derive(Debug)]
-pub struct LostUpstream {
-    kind: &'static str,
-}
-
-impl LostUpstream {
-    pub fn new(kind: &'static str) -> Self {
-        gauge!("runcast_upstreams_lost", "kind" => kind).increment(1);
-        Self { kind }
-    }
-
-    pub fn retried(&self) {
-        counter!("runcast_upstream_retries_total", "kind" => self.kind).increment(1);
-    }
-}
-
-impl Drop for LostUpstream {
-    fn drop(&mut self) {
-        gauge!("runcast_upstreams_lost", "kind" => self.kind).decrement(1);
-    }
-}
-
-/// `name` is an upstream's kind and name in the configuration.
-pub fn upstream_lost_since(name: &str, since: Option<i64>) {
-    gauge!("runcast_upstream_lost_since_seconds", "upstream" => name.to_owned()).set(since.unwrap_or(0) as f64 / 1000.0);
-}
-
-/// An upstream that is polled for want of notifications, until this is dropped. `kind` is that of the configuration.
-#[derive(Debug)]
-pub struct PolledUpstream {
-    kind: &'static str,
-}
-
-impl PolledUpstream {
-    pub fn new(kind: &'static str) -> Self {
-        gauge!("runcast_upstreams_polled", "kind" => kind).increment(1);
-        Self { kind }
-    }
-}
-
-impl Drop for PolledUpstream {
-    fn drop(&mut self) {
-        gauge!("runcast_upstreams_polled", "kind" => self.kind).decrement(1);
-    }
 }
 
 /// What a notification of a database told.
@@ -505,6 +454,10 @@ pub fn log_committed(events: usize, bytes: usize, took: Duration) {
     histogram!("runcast_log_commit_seconds").record(took.as_secs_f64());
 }
 
+pub fn log_synced(took: Duration) {
+    histogram!("runcast_log_sync_seconds").record(took.as_secs_f64());
+}
+
 /// `left`: bytes of the journal's segments.
 pub fn log_folded(took: Duration, left: usize) {
     histogram!("runcast_log_fold_seconds").record(took.as_secs_f64());
@@ -539,6 +492,10 @@ pub fn tail_found(events: usize) {
 
 pub fn ownership_taken_over() {
     counter!("runcast_ownership_taken_over_total").increment(1);
+}
+
+pub fn ownership_lost() {
+    counter!("runcast_ownership_lost_total").increment(1);
 }
 
 pub fn parts_swept(count: u64) {

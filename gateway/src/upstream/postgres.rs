@@ -19,6 +19,7 @@ use runcast_config::{Ingest as IngestSettings, Postgres as Settings};
 use runcast_translators::event::RunId;
 use tokio::{
     sync::{Semaphore, watch},
+    task::JoinSet,
     time::sleep,
 };
 
@@ -46,7 +47,8 @@ const RETRY_MAX: Duration = Duration::from_secs(10);
 /// Connects and runs each query for nothing; the error says what to change.
 pub async fn check(settings: &Settings, ingest: &IngestSettings) -> Result<(), Lost> {
     let door = Door::new(settings)?;
-    let client = door.client().await?;
+    let mut drivers = JoinSet::new();
+    let client = door.client(&mut drivers).await?;
     Queries::new(settings, ingest.line_bytes_max, ingest.batch_bytes_max).check(&door, &client).await
 }
 

@@ -1,6 +1,12 @@
 //! A network between runcast and a database that can be cut, or swallow everything.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -22,6 +28,7 @@ pub enum Network {
 pub struct Link {
     port: u16,
     network: Arc<watch::Sender<Network>>,
+    open: Arc<AtomicUsize>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -31,24 +38,33 @@ impl Link {
         let port = listener.local_addr().expect("an address").port();
         let network = Arc::new(watch::Sender::new(Network::Up));
         let shared = network.clone();
+        let open = Arc::new(AtomicUsize::new(0));
+        let opened = open.clone();
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let (network, socket) = (shared.subscribe(), socket.clone());
+                let (network, socket, opened) = (shared.subscribe(), socket.clone(), opened.clone());
                 tokio::spawn(async move {
                     if *network.borrow() == Network::Cut {
                         return;
                     }
                     if let Ok(server) = UnixStream::connect(socket).await {
+                        opened.fetch_add(1, Ordering::Relaxed);
                         carry(client, server, network).await;
+                        opened.fetch_sub(1, Ordering::Relaxed);
                     }
                 });
             }
         });
-        Self { port, network, task }
+        Self { port, network, open, task }
     }
 
     pub fn set(&self, network: Network) {
         self.network.send_replace(network);
+    }
+
+    /// Connections that neither side has closed.
+    pub fn open(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
     }
 
     pub fn url(&self) -> String {
@@ -79,15 +95,21 @@ async fn carry(client: TcpStream, server: UnixStream, network: watch::Receiver<N
 async fn pass(
     from: &mut (impl tokio::io::AsyncRead + Unpin),
     to: &mut (impl tokio::io::AsyncWrite + Unpin),
-    mut network: watch::Receiver<Network>,
+    network: watch::Receiver<Network>,
 ) {
     let mut bytes = vec![0; 16 * 1024];
-    while let Ok(count) = from.read(&mut bytes).await {
-        if *network.borrow() == Network::Silent {
-            let _ = network.wait_for(|network| *network != Network::Silent).await;
+    let (mut heard, mut has_swallowed) = (network.clone(), false);
+    loop {
+        let count = tokio::select! {
+            read = from.read(&mut bytes) => read.unwrap_or(0),
+            _ = heard.wait_for(|network| *network != Network::Silent), if has_swallowed => return,
+        };
+        if count == 0 {
             return;
         }
-        if count == 0 || to.write_all(&bytes[..count]).await.is_err() {
+        if *network.borrow() == Network::Silent {
+            has_swallowed = true;
+        } else if has_swallowed || to.write_all(&bytes[..count]).await.is_err() {
             return;
         }
     }

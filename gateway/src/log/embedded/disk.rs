@@ -8,6 +8,7 @@ use std::{
     panic::{self, AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::Once,
+    time::Instant,
 };
 
 use redb::Database;
@@ -174,7 +175,10 @@ impl Disk for Folder {
 impl Segment for File {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         io::Write::write_all(self, bytes)?;
-        self.sync_data()
+        let begun = Instant::now();
+        self.sync_data()?;
+        metrics::log_synced(begun.elapsed());
+        Ok(())
     }
 }
 

@@ -35,6 +35,16 @@ pub(super) fn describe() {
     describe_counter!("runcast_certificate_loads_total", "Times that the certificate was read again, by what came of it.");
     describe_counter!("runcast_text_cursors_beyond_total", "Cursors that claimed more text than a message has.");
     describe_counter!("runcast_connections_refused_total", "Connections refused because the server was full.");
+    describe_gauge!("runcast_places_taken", "Places of `server.connections_max` that are taken.");
+    describe_gauge!("runcast_tasks", "Tasks of this process.");
+    describe_gauge!("runcast_threads", "Threads of this process.");
+    describe_gauge!("runcast_open_files", "Files and sockets that this process has open.");
+    describe_gauge!("runcast_run_writers", "Runs that are being written by what senders send.");
+    describe_gauge!(
+        "runcast_held_bytes",
+        Unit::Bytes,
+        "Memory held for others at present, by kind: slow clients, lines that are coming, records on their way into the log, open text."
+    );
     describe_gauge!(
         "runcast_memory_max_bytes",
         Unit::Bytes,
@@ -104,6 +114,11 @@ pub(super) fn describe() {
     describe_gauge!("runcast_log_appends_waiting", "Appends that wait for the log's writer.");
     describe_counter!("runcast_log_events_total", "Events committed to the log.");
     describe_counter!("runcast_log_written_bytes_total", Unit::Bytes, "Bytes of events committed to the log.");
+    describe_histogram!(
+        "runcast_log_sync_seconds",
+        Unit::Seconds,
+        "Time of one sync of the embedded log's journal, which is a part of its commit."
+    );
     describe_histogram!("runcast_log_commit_seconds", Unit::Seconds, "Time of one commit.");
     describe_gauge!(
         "runcast_log_journal_bytes",
@@ -124,6 +139,10 @@ pub(super) fn describe() {
     describe_counter!("runcast_tail_refused_total", "Messages of the bus that no stream has stamped or that cannot be read.");
     describe_counter!("runcast_tail_holes_total", "Events of a watched run that the bus told out of order: the log was read.");
     describe_counter!("runcast_tail_found_total", "Events of watched runs that were found by comparing with the log.");
+    describe_counter!(
+        "runcast_ownership_lost_total",
+        "Times that a run's writer here gave way because another had written; its state is read again."
+    );
     describe_counter!("runcast_ownership_taken_over_total", "Runs that are followed here since another replica is gone.");
     describe_counter!("runcast_parts_swept_total", "Parts of large events removed because their event never came.");
     describe_counter!("runcast_live_dropped_total", "Live messages that were not told to other replicas.");

@@ -8,7 +8,7 @@ use rustls::{
     crypto::aws_lc_rs,
     pki_types::{CertificateDer, pem::PemObject as _},
 };
-use tokio::time::timeout;
+use tokio::{task::JoinSet, time::timeout};
 use tokio_postgres::{
     Client, Config, Connection, Socket,
     config::{Host, SslMode},
@@ -81,10 +81,11 @@ impl Door {
         }
     }
 
-    /// A connection for queries. It ends when the client is dropped.
-    pub async fn client(&self) -> Result<Client, Lost> {
+    /// A connection for queries. It ends when the client is dropped and has all answers, or with `drivers`: a database that
+    /// has fallen silent is not waited for.
+    pub async fn client(&self, drivers: &mut JoinSet<()>) -> Result<Client, Lost> {
         let (client, driver) = self.connect().await?;
-        tokio::spawn(async move {
+        drivers.spawn(async move {
             if let Err(error) = driver.await {
                 tracing::debug!(error = words(&error), "a connection to a database has ended");
             }

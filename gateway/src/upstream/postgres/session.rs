@@ -12,6 +12,7 @@ use runcast_config::Postgres as Settings;
 use runcast_translators::event::RunId;
 use tokio::{
     sync::oneshot,
+    task::JoinSet,
     time::{MissedTickBehavior, interval_at, sleep_until, timeout},
 };
 use tokio_postgres::{
@@ -53,6 +54,8 @@ pub struct Session<'a> {
     /// Says why the listening connection has ended.
     ended: oneshot::Receiver<String>,
     clients: Vec<Arc<Client>>,
+    /// What drives all connections: it ends with the session, whatever the database still owes.
+    _drivers: JoinSet<()>,
     turn: usize,
     /// Runs that are being read, and what of them is to be read again.
     at_work: HashMap<RunId, Option<Look>>,
@@ -76,15 +79,19 @@ impl<'a> Session<'a> {
     ) -> Result<(Self, Result<(), String>), Lost> {
         let door = &reading.door;
         let (listener, driver) = door.connect().await?;
-        let ended = hear(driver, wakeups.clone());
+        let mut drivers = JoinSet::new();
+        let ended = hear(driver, wakeups.clone(), &mut drivers);
         let mut clients = Vec::new();
         for _ in 0..settings.connections {
-            clients.push(Arc::new(door.client().await?));
+            clients.push(Arc::new(door.client(&mut drivers).await?));
         }
         reading.queries.check(door, &clients[0]).await?;
         let hears = listen(settings, door, &listener, &clients[0], &wakeups).await?;
         let (at_work, reads) = (HashMap::new(), FuturesUnordered::new());
-        Ok((Self { settings, reading, wakeups, runs, listener, ended, clients, turn: 0, at_work, reads }, hears))
+        Ok((
+            Self { settings, reading, wakeups, runs, listener, ended, clients, _drivers: drivers, turn: 0, at_work, reads },
+            hears,
+        ))
     }
 
     /// Reads until the database is lost.
@@ -269,9 +276,9 @@ async fn read(reading: Arc<Reading>, client: Arc<Client>, id: RunId, followed: O
 }
 
 /// Drives the listening connection; what it hears goes to `wakeups`.
-fn hear(mut driver: Driver, wakeups: Arc<Wakeups>) -> oneshot::Receiver<String> {
+fn hear(mut driver: Driver, wakeups: Arc<Wakeups>, drivers: &mut JoinSet<()>) -> oneshot::Receiver<String> {
     let (tell, ended) = oneshot::channel();
-    tokio::spawn(async move {
+    drivers.spawn(async move {
         let why = loop {
             match poll_fn(|context| driver.poll_message(context)).await {
                 Some(Ok(AsyncMessage::Notification(notification))) => wakeups.told(notification.payload()),
