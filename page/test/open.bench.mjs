@@ -161,6 +161,7 @@ try {
   }
 } finally {
   await browser?.stop();
+  for (const { server } of servers) await server.stop();
   }
 const spread = (numbers) => {
   const sorted = numbers.toSorted((a, b) => a - b).map((ms) => Math.round(ms));
