@@ -161,7 +161,9 @@ try {
   }
 } finally {
   await browser?.stop();
-  }
+  for (const { server } of servers) await server.stop();
+}
+
 const spread = (numbers) => {
   const sorted = numbers.toSorted((a, b) => a - b).map((ms) => Math.round(ms));
   return `${sorted[0]} … ${sorted[Math.floor(sorted.length / 2)]} … ${sorted.at(-1)}`;
