@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::{
     Shared,
-    bus::{Batch, Stored},
+    bus::Stored,
     message::{self, Head},
 };
 use crate::log::{ReadError, ReadLimit};
@@ -31,10 +31,6 @@ const PLACES_MAX: usize = 1024;
 const ALL_PLACES_MAX: usize = 1 << 19;
 /// Between two reads of a replica that is behind.
 const BEHIND: Duration = Duration::from_millis(20);
-/// A read of so many events is made of two questions at once, for one keeps only a part of the server busy.
-const HALVES_MIN: usize = 256;
-/// The second question begins so much of a half earlier than where it is guessed to.
-const EARLIER: u64 = 8;
 const PAGE: ReadLimit = ReadLimit { events_max: BATCH_MAX, bytes_max: BATCH_BYTES_MAX };
 
 /// An event and its place in the stream.
@@ -68,13 +64,6 @@ impl Places {
         let Some(places) = self.by_run.get(run) else { return (None, None) };
         let pair = |(seq, place): (&Seq, &u64)| (*seq, *place);
         (places.range(..=seq).next_back().map(pair), places.range(seq + 1..).next().map(pair))
-    }
-
-    /// Where the `count`th event from `place` on may lie, if the run's events lie as they did just before `seq`.
-    fn guess(&self, run: &RunId, seq: Seq, place: u64, count: u64) -> Option<u64> {
-        let mut before = self.by_run.get(run)?.range(..=seq).rev();
-        let ((last, last_place), (first, first_place)) = (before.next()?, before.next()?);
-        Some(place + count * last_place.saturating_sub(*first_place) / (last - first).max(1))
     }
 
     pub fn forget(&mut self, run: &RunId) {
@@ -166,7 +155,8 @@ impl Shared {
         loop {
             let count = limit.events_max.saturating_add(from.skip).min(BATCH_MAX);
             let bytes_max = limit.bytes_max.clamp(BATCH_BYTES_MAX / 8, BATCH_BYTES_MAX);
-            let batch = self.ask_twice(run, after + 1, from.place, count, bytes_max).await?;
+            let subject = self.bus.names.log(run);
+            let batch = self.bus.get(&self.bus.names.stream, &subject, from.place, count, bytes_max).await?;
             let (mut events, mut bytes) = (Vec::new(), 0);
             let is_empty = batch.messages.is_empty();
             for stored in batch.messages {
@@ -219,29 +209,6 @@ impl Shared {
                 sleep(BEHIND).await;
             }
         }
-    }
-
-    /// Messages of the run from `place` on, where its event `seq` is looked for. Of a long read the second half is asked for at
-    /// once, where it is guessed to begin; what does not follow on the first half is left, for the next read.
-    async fn ask_twice(&self, run: &RunId, seq: Seq, place: u64, count: usize, bytes_max: usize) -> Result<Batch, ReadError> {
-        let (stream, subject, half) = (&self.bus.names.stream, self.bus.names.log(run), count.div_ceil(2));
-        let ahead = half as u64 - half as u64 / EARLIER;
-        let guess = if count < HALVES_MIN { None } else { self.places().guess(run, seq, place, ahead) };
-        let Some(guess) = guess else { return self.bus.get(stream, &subject, place, count, bytes_max).await };
-        let first = self.bus.get(stream, &subject, place, half, bytes_max / 2);
-        let second = self.bus.get(stream, &subject, guess, half, bytes_max / 2);
-        let (mut batch, second) = tokio::try_join!(first, second)?;
-        let Some(last) = batch.messages.last() else { return Ok(batch) };
-        let at = message::head(&last.headers, last.place)?;
-        let place = last.place;
-        let mut rest = second.messages.into_iter().skip_while(|stored| stored.place <= place).peekable();
-        if let Some(next) = rest.peek() {
-            let next = message::head(&next.headers, next.place)?;
-            if !next.is_removed && next.incarnation == at.incarnation && next.seq == at.seq + 1 {
-                batch.messages.extend(rest);
-            }
-        }
-        Ok(batch)
     }
 
     /// Whether the run's kept events begin here: what was before it was removed.
