@@ -7,6 +7,7 @@
 mod disk;
 #[cfg(test)]
 mod faults;
+mod fold;
 mod index;
 mod journal;
 mod overlay;
@@ -104,6 +105,8 @@ impl Embedded {
         let waiting = Arc::new(AtomicU64::new(0));
         let (commands, queue) = mpsc::channel(settings.queue_max);
         let (kept, telling) = tails.clone().tell_what_is_kept();
+        let no_thread = |source| OpenError::Folder { path: settings.path.display().to_string(), source };
+        let folding = fold::FoldThread::start(store.clone(), commands.downgrade()).map_err(no_thread)?;
         let mut writer = Writer {
             store: store.clone(),
             index: index.clone(),
@@ -116,20 +119,19 @@ impl Embedded {
             worked_again: None,
             pause: Duration::ZERO,
             current: None,
+            folding,
             content: Vec::new(),
         };
         let begun = Current::begin(&store, &mut writer.index());
         match begun {
-            Ok(current) => writer.current = Some(current),
+            Ok(current) => writer.current = current,
             // What is there can be read.
             Err(fault) => {
                 writer.fail(&fault.to_string(), 0);
             }
         }
-        let thread = std::thread::Builder::new()
-            .name("log-writer".into())
-            .spawn(with_last_words(writer, queue))
-            .map_err(|source| OpenError::Folder { path: settings.path.display().to_string(), source })?;
+        let thread =
+            std::thread::Builder::new().name("log-writer".into()).spawn(with_last_words(writer, queue)).map_err(no_thread)?;
         Ok(Self {
             store,
             index,

@@ -459,9 +459,12 @@ pub fn log_synced(took: Duration) {
 }
 
 /// `left`: bytes of the journal's segments.
-pub fn log_folded(took: Duration, left: usize) {
+pub fn log_folded(took: Duration) {
     histogram!("runcast_log_fold_seconds").record(took.as_secs_f64());
-    gauge!("runcast_log_journal_bytes").set(left as f64);
+}
+
+pub fn log_journal(bytes: usize) {
+    gauge!("runcast_log_journal_bytes").set(bytes as f64);
 }
 
 pub fn log_failed(what: &str) {

@@ -5,7 +5,7 @@
 //! is its entry. Until then it is read from here.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
 };
 
@@ -73,13 +73,22 @@ pub(super) struct Journal {
     bytes: usize,
 }
 
-/// Which runs are put at their place with the next commit of the database.
+/// What is put at its place with the next commit of the database: of each run, by number, what waits when this is made.
 #[derive(Debug, Default)]
 pub(super) struct Folding {
-    pub numbers: BTreeSet<u64>,
-    /// How many entries are left in the segments that they are taken from.
-    left: HashMap<u64, usize>,
+    pub runs: BTreeMap<u64, Part>,
+    /// How many entries are taken from each segment.
+    taken: HashMap<u64, usize>,
     pub bytes: usize,
+}
+
+/// The first so many of what waits of a run.
+#[derive(Debug)]
+pub(super) struct Part {
+    events: usize,
+    steps: usize,
+    entries: usize,
+    bytes: usize,
 }
 
 impl Journal {
@@ -104,14 +113,11 @@ impl Journal {
 
     /// Adds a run to those that are put at their place.
     pub fn fold(&self, number: u64, folding: &mut Folding) {
-        let Some(pending) = self.pending(number) else { return };
-        if !folding.numbers.insert(number) {
-            return;
-        }
-        folding.bytes += pending.bytes;
-        for segment in &pending.segments {
-            let left = || self.segments.get(segment).map_or(0, |segment| segment.left);
-            *folding.left.entry(*segment).or_insert_with(left) -= 1;
+        let Some(Pending { events, steps, segments, bytes, .. }) = self.pending(number) else { return };
+        let part = Part { events: events.len(), steps: steps.len(), entries: segments.len(), bytes: *bytes };
+        if folding.runs.insert(number, part).is_none() {
+            folding.bytes += bytes;
+            segments.iter().for_each(|segment| *folding.taken.entry(*segment).or_default() += 1);
         }
     }
 
@@ -130,33 +136,39 @@ impl Journal {
         waiting.into_iter().map(|(_, number)| number).collect()
     }
 
-    /// The segments that are needed after it, and how many bytes each has: `current` in any case.
-    pub fn needed(&self, folding: &Folding, current: Option<u64>) -> BTreeMap<u64, usize> {
+    /// Whether there is a segment beside `current` of which all is at its place.
+    pub fn has_spent(&self, current: u64) -> bool {
+        self.segments.iter().any(|(id, segment)| *id != current && segment.left == 0 && !segment.is_kept)
+    }
+
+    /// The segments that are needed after it, and how many bytes each has: in any case those that are appended to.
+    pub fn needed(&self, folding: &Folding, is_appended_to: impl Fn(u64) -> bool) -> BTreeMap<u64, usize> {
         let is_needed = |(id, segment): &(&u64, &Segment)| {
-            segment.is_kept || Some(**id) == current || folding.left.get(id).map_or(segment.left, |left| *left) > 0
+            let taken = folding.taken.get(id).copied().unwrap_or(0);
+            segment.is_kept || is_appended_to(**id) || segment.left > taken
         };
         self.segments.iter().filter(is_needed).map(|(id, segment)| (*id, segment.bytes)).collect()
     }
 
-    /// The runs of `folding` are at their place now, and only these segments are needed. Gives those that are not.
-    pub fn folded(&mut self, folding: &Folding, needed: &BTreeMap<u64, usize>) -> Vec<u64> {
-        for number in &folding.numbers {
-            self.bytes -= self.pending.remove(number).map_or(0, |pending| pending.bytes);
+    /// `folding` is at its place now, and of the segments that were there then only these are needed.
+    pub fn folded(&mut self, folding: &Folding, needed: &BTreeMap<u64, usize>) {
+        for (number, part) in &folding.runs {
+            let Some(pending) = self.pending.get_mut(number) else { continue };
+            pending.events.drain(..part.events);
+            pending.steps.drain(..part.steps);
+            pending.segments.drain(..part.entries);
+            pending.bytes -= part.bytes;
+            self.bytes -= part.bytes;
+            if pending.segments.is_empty() {
+                self.pending.remove(number);
+            }
         }
-        for (id, left) in &folding.left {
+        for (id, taken) in &folding.taken {
             if let Some(segment) = self.segments.get_mut(id) {
-                segment.left = *left;
+                segment.left -= taken;
             }
         }
-        let mut gone = Vec::new();
-        self.segments.retain(|id, _| {
-            let is_needed = needed.contains_key(id);
-            if !is_needed {
-                gone.push(*id);
-            }
-            is_needed
-        });
-        gone
+        self.segments.retain(|id, _| needed.contains_key(id));
     }
 
     /// A segment has so many bytes now.
@@ -202,6 +214,11 @@ impl Journal {
 }
 
 impl Pending {
+    /// The events and steps of a part of it.
+    pub fn part(&self, part: &Part) -> (&[Stored], &[StepPlace]) {
+        (&self.events[..part.events], &self.steps[..part.steps])
+    }
+
     /// Where the step_index first stood among these, or the largest smaller one.
     pub fn place_of_step(&self, index: i64) -> Option<(i64, Seq)> {
         let places = self.steps.iter().filter(|step| step.index <= index);

@@ -67,6 +67,8 @@ impl Writer {
     /// The device has failed to take `bytes`; gives the reason in words.
     pub(super) fn fail(&mut self, why: &str, bytes: usize) -> String {
         metrics::log_failed(why);
+        // The database is not closed under who writes to it.
+        let _ = self.take_folded(true);
         self.current = None;
         let probe_bytes = bytes.clamp(PROBE_BYTES_MIN, self.settings.group_bytes_max.max(PROBE_BYTES_MIN));
         let now = Instant::now();
@@ -192,7 +194,7 @@ impl Writer {
             }
         }
         // What the journal has more may be in the system's memory only; from here on it is in the database.
-        self.current = Some(Current::begin(&self.store, &mut file).map_err(|fault| fault.to_string())?);
+        self.current = Current::begin(&self.store, &mut file).map_err(|fault| fault.to_string())?;
         metrics::log_damaged_runs(file.damaged_count());
         self.index().replace(file);
         self.tell(commits, Vec::new());

@@ -119,14 +119,19 @@ impl Store {
             let bytes_min = bytes_min.ok_or_else(|| Fault::Damaged("what it knows of its journal".into()))?;
             segments.push((id, bytes_min as usize));
         }
-        let last = segments.last().map(|(id, _)| *id);
+        let mut read = Vec::new();
         for (id, bytes_min) in segments {
             let bytes = self.disk.read_segment(id).map_err(|error| match error.kind() {
                 io::ErrorKind::NotFound => Fault::Damaged(format!("segment {id} of the journal is missing")),
                 _ => device_fault(&error),
             })?;
+            read.push((id, bytes_min, bytes));
+        }
+        // The last that was appended to; the next one may have been made already.
+        let last = read.iter().rposition(|(_, _, bytes)| bytes.len() > segments::HEAD.len());
+        for (at, (id, bytes_min, bytes)) in read.into_iter().enumerate() {
             runs.found.journal.set_segment(id, bytes.len());
-            let reading = Reading { segment: id, bytes: &bytes, bytes_min, is_last: last == Some(id) };
+            let reading = Reading { segment: id, bytes: &bytes, bytes_min, is_last: last.is_none_or(|last| at >= last) };
             for entry in reading.entries().map_err(Fault::Damaged)? {
                 runs.follow(id, &entry);
             }

@@ -2,7 +2,7 @@
 //! device has failed stands in `recovery.rs`.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -16,12 +16,13 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{
     disk::guarded,
+    fold::{FoldThread, Plan},
     index::{Index, Uptime},
-    journal::{Folding, Journal, StepPlace, Stored},
+    journal::{Folding, StepPlace, Stored},
     recovery::Recovery,
     retention,
     segments::{ENTRY_BYTES, HEAD, OF_RUN, Row, Segment},
-    store::{Fault, Store, Tables, device_fault, run_bytes},
+    store::{Fault, Store, device_fault, run_bytes},
 };
 use crate::{
     log::{
@@ -41,6 +42,8 @@ pub(super) enum Command {
         now: Uptime,
         reply: oneshot::Sender<u64>,
     },
+    /// There is something to take of what puts events at their place.
+    Folded,
     /// A reader has found that the device fails, when the database was opened for the `opening`th time.
     Failed {
         opening: u64,
@@ -70,6 +73,8 @@ pub(super) struct Writer {
     pub pause: Duration,
     /// Where the journal is appended to; none while the device fails.
     pub current: Option<Current>,
+    /// Puts events at their place.
+    pub folding: FoldThread,
     /// Room for the next row of the journal: memory that is asked for anew with each commit is cleared each time.
     pub content: Vec<u8>,
 }
@@ -110,24 +115,10 @@ struct Accepted {
     reply: Reply,
 }
 
-/// What is put at its place of one run, and the run as it is then.
-struct Placed {
-    info: Option<Arc<RunInfo>>,
-    events: Vec<Stored>,
-    steps: Vec<StepPlace>,
-}
-
-/// What one commit of the database puts at its place, and what of the journal is needed then.
-struct Plan {
-    /// By run number.
-    placed: BTreeMap<u64, Placed>,
-    folding: Folding,
-    needed: BTreeMap<u64, usize>,
-}
-
-/// Runs are put at their place when the journal has this part of what it may, so many parts at once, and more than was added.
+/// Runs are put at their place when this part of what the journal may have waits, until this part is left; or all
+/// of them, when it has all that it may.
 const FULL_PART: usize = 2;
-const FOLD_PART: usize = 16;
+const LEFT_PART: usize = 4;
 /// A segment of this part of what the journal may have is full.
 const SEGMENT_PART: usize = 8;
 /// Behind a commit of several appends the next group gathers for so many times what that commit took: one costs nearly the
@@ -173,6 +164,7 @@ impl Writer {
                 Some(Command::Sweep { now, reply }) => {
                     let _ = reply.send(self.sweep(now));
                 }
+                Some(Command::Folded) => self.fold(),
                 Some(Command::Failed { opening, why }) => self.failed_to_read(opening, why),
                 Some(Command::Close { reply }) => {
                     queue.close();
@@ -185,8 +177,9 @@ impl Writer {
         }
         if let Some(reply) = closed {
             // What is left in the journal is found there by the next opening.
-            self.current = None;
             if self.recovery.is_none() {
+                let _ = self.take_folded(true);
+                self.current = None;
                 let _ = self.fold_all();
             }
             let _: Result<(), ()> = reply.send(());
@@ -274,7 +267,14 @@ impl Writer {
         let commit = |accepted: &Accepted| Some((accepted.events.first()?.run.clone(), accepted.events.clone().into()));
         let commits = group.accepted.iter().filter_map(commit).collect();
         self.tell(commits, group.accepted.into_iter().map(|accepted| (accepted.reply, accepted.events)).collect());
-        if let Err(fault) = self.keep_short(group.bytes) {
+        self.fold();
+    }
+
+    /// Keeps the journal short.
+    fn fold(&mut self) {
+        if self.recovery.is_none()
+            && let Err(fault) = self.keep_short()
+        {
             self.fail(&fault.to_string(), 0);
         }
     }
@@ -302,47 +302,48 @@ impl Writer {
         Ok((current.id, current.bytes))
     }
 
-    /// Puts runs at their place when the journal gets long, and begins a new segment when one is full. `bytes` were added.
-    fn keep_short(&mut self, bytes: usize) -> Result<(), Fault> {
-        let bytes_max = self.settings.journal_bytes_max;
-        let is_full = self.current.as_ref().is_some_and(|current| current.bytes >= bytes_max / SEGMENT_PART);
-        let mut folding = Folding::default();
-        {
-            let index = self.index();
-            if index.journal.pending_bytes() >= bytes_max / FULL_PART {
-                for number in index.journal.oldest() {
-                    if folding.bytes >= (bytes_max / FOLD_PART).max(bytes * 2) {
-                        break;
-                    }
-                    index.journal.fold(number, &mut folding);
-                }
+    /// Has runs put at their place when the journal gets long, and a new segment begun when one is full. It waits for that
+    /// only when the journal has all that it may.
+    fn keep_short(&mut self) -> Result<(), Fault> {
+        loop {
+            let bytes_max = self.settings.journal_bytes_max;
+            let has_no_room = self.index().journal.bytes() >= bytes_max;
+            self.take_folded(has_no_room)?;
+            if self.folding.is_busy() {
+                return Ok(());
             }
+            let Some(current) = &self.current else { return Ok(()) };
+            let (id, is_full) = (current.id, current.bytes >= bytes_max / SEGMENT_PART);
+            let plan = {
+                let mut index = self.index();
+                let mut folding = Folding::default();
+                let waiting = index.journal.pending_bytes();
+                let left = if has_no_room { 0 } else { bytes_max / LEFT_PART };
+                if has_no_room || waiting >= bytes_max / FULL_PART {
+                    for number in index.journal.oldest() {
+                        if waiting - folding.bytes <= left {
+                            break;
+                        }
+                        index.journal.fold(number, &mut folding);
+                    }
+                }
+                let frees = has_no_room && index.journal.has_spent(id);
+                if !is_full && !frees && folding.runs.is_empty() {
+                    return Ok(());
+                }
+                Plan::new(&mut index, folding, Some(id), is_full)
+            };
+            self.folding.begin(plan)?;
         }
-        if !is_full && folding.numbers.is_empty() {
-            return Ok(());
-        }
-        let start = Instant::now();
-        let next = if is_full { Some(self.next_segment()?) } else { None };
-        self.fold(folding, next)?;
-        metrics::log_folded(start.elapsed(), self.index().journal.bytes());
-        Ok(())
     }
 
-    fn next_segment(&self) -> Result<Current, Fault> {
-        Current::create(&self.store, &mut self.index().journal)
-    }
-
-    /// Puts runs at their place; `next` is where the journal goes on, if it is a new segment.
-    fn fold(&mut self, folding: Folding, next: Option<Current>) -> Result<(), Fault> {
-        let current = next.as_ref().or(self.current.as_ref()).map(|current| current.id);
-        let plan = Plan::new(&self.index(), folding, current);
-        self.store.write(|tables| plan.write(tables))?;
-        let gone = plan.done(&mut self.index().journal);
+    /// Takes what the other thread has put at its place; with `waits` it waits for what is under way.
+    pub(super) fn take_folded(&mut self, waits: bool) -> Result<(), Fault> {
+        let Some((plan, result)) = self.folding.take(waits)? else { return Ok(()) };
+        let next = result?;
+        plan.done(&mut self.index());
         if next.is_some() {
             self.current = next;
-        }
-        if !gone.is_empty() {
-            self.store.remove_segments(|id| !gone.contains(&id));
         }
         Ok(())
     }
@@ -355,10 +356,20 @@ impl Writer {
 
     /// Puts all that is in the journal at its place, and begins a new segment unless the present one is empty, or none.
     fn fold_all(&mut self) -> Result<(), Fault> {
+        self.take_folded(true)?;
         let has_rows = self.current.as_ref().is_some_and(|current| current.bytes > HEAD.len());
-        let next = if has_rows { Some(self.next_segment()?) } else { None };
-        let all = self.index().journal.all();
-        self.fold(all, next)
+        let current = self.current.as_ref().filter(|_| !has_rows).map(|current| current.id);
+        let plan = {
+            let mut index = self.index();
+            let all = index.journal.all();
+            Plan::new(&mut index, all, current, has_rows)
+        };
+        let next = plan.carry_out(&self.store)?;
+        plan.done(&mut self.index());
+        if next.is_some() {
+            self.current = next;
+        }
+        Ok(())
     }
 
     pub(super) fn uptime(&self) -> Uptime {
@@ -408,53 +419,18 @@ impl InGroup {
 }
 
 impl Current {
-    /// Makes the segment that the journal goes on with. The database must know of it before it is appended to.
-    fn create(store: &Store, journal: &mut Journal) -> Result<Self, Fault> {
-        let (id, bytes) = (journal.next_segment(), HEAD.len());
-        let segment = store.create_segment(id)?;
-        journal.set_segment(id, bytes);
-        Ok(Self { id, bytes, segment })
+    /// Makes a segment that the journal goes on with.
+    pub(super) fn create(store: &Store, id: u64) -> Result<Self, Fault> {
+        Ok(Self { id, bytes: HEAD.len(), segment: store.create_segment(id)? })
     }
 
     /// Where the journal begins after an opening of the log: all that was in it is put at its place.
-    pub(super) fn begin(store: &Store, index: &mut Index) -> Result<Self, Fault> {
-        let current = Self::create(store, &mut index.journal)?;
-        let plan = Plan::new(index, index.journal.all(), Some(current.id));
-        store.write(|tables| plan.write(tables))?;
-        plan.done(&mut index.journal);
-        store.remove_segments(|id| plan.needed.contains_key(&id));
+    pub(super) fn begin(store: &Store, index: &mut Index) -> Result<Option<Self>, Fault> {
+        let all = index.journal.all();
+        let plan = Plan::new(index, all, None, true);
+        let current = plan.carry_out(store)?;
+        plan.done(index);
         Ok(current)
-    }
-}
-
-impl Plan {
-    /// Puts the runs of `folding` at their place. `current` is the segment that the journal goes on in.
-    fn new(index: &Index, folding: Folding, current: Option<u64>) -> Self {
-        let place = |number: &u64| {
-            let pending = index.journal.pending(*number)?;
-            let (events, steps) = (pending.events.clone(), pending.steps.clone());
-            Some((*number, Placed { info: index.info(&pending.run), events, steps }))
-        };
-        let placed = folding.numbers.iter().filter_map(place).collect();
-        let needed = index.journal.needed(&folding, current);
-        Self { placed, folding, needed }
-    }
-
-    fn write(&self, tables: &mut Tables<'_>) -> Result<(), redb::Error> {
-        for (number, placed) in &self.placed {
-            for stored in &placed.events {
-                tables.put_event(*number, stored.event.seq, &stored.record)?;
-            }
-            if let Some(info) = &placed.info {
-                tables.save_run(*number, info, &placed.steps)?;
-            }
-        }
-        tables.set_segments(&self.needed)
-    }
-
-    /// It is in the database; gives the segments that are not needed any more.
-    fn done(&self, journal: &mut Journal) -> Vec<u64> {
-        journal.folded(&self.folding, &self.needed)
     }
 }
 
