@@ -26,3 +26,15 @@ pub fn now() -> i64 {
 pub(crate) async fn stopped(stop: &mut tokio::sync::watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
+
+/// What `work` gives, done by a task of its own that ends with this: what wakes it does not wake who waits for it.
+pub(crate) async fn apart<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
+    let mut task = tokio::task::JoinSet::new();
+    task.spawn(work);
+    match task.join_next().await {
+        Some(Ok(done)) => done,
+        Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // The runtime ends.
+        _ => std::future::pending().await,
+    }
+}

@@ -1,16 +1,7 @@
 //! Accepting connections: our own loop, so that there is a limit, a time-out for request heads, an orderly end, and a
 //! way for streams to have their socket for themselves.
 
-use std::{
-    convert::Infallible,
-    future::poll_fn,
-    io,
-    net::IpAddr,
-    pin::Pin,
-    sync::Arc,
-    task::{Poll, ready},
-    time::Duration,
-};
+use std::{future::poll_fn, io, net::IpAddr, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use axum::{
     Router,
@@ -18,6 +9,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
 };
 use bytes::{Bytes, BytesMut};
+use futures_util::future::Either;
 use http_body::Body as _;
 use hyper::{
     Version,
@@ -33,7 +25,6 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream, UnixStream},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
-    task::JoinHandle,
     time::timeout,
 };
 use tower::ServiceExt as _;
@@ -287,7 +278,7 @@ impl Front {
             let answer = routes.clone().oneshot(request.map(axum::body::Body::new) as Request);
             // What comes for as long as a run lasts wakes the connection with each piece, several times: its routes, which are
             // deep, are asked once for each.
-            if is_stream { Answer::Task(tokio::spawn(answer)) } else { Answer::Here(answer) }
+            if is_stream { Either::Left(Box::pin(crate::apart(answer))) } else { Either::Right(answer) }
         });
         let io = TokioIo::new(socket.watched(handover.clone()));
         let mut connection = self.http1.serve_connection(io, TowerToHyperService::new(service));
@@ -317,38 +308,6 @@ impl Front {
             None => drop(socket.shutdown().await),
         }
         Ok(())
-    }
-}
-
-type Answered = Result<axum::response::Response, Infallible>;
-
-/// A request that is being answered, as a part of its connection or by a task that ends with it.
-enum Answer<F> {
-    Here(F),
-    Task(JoinHandle<Answered>),
-}
-
-impl<F: Future<Output = Answered> + Unpin> Future for Answer<F> {
-    type Output = Answered;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut std::task::Context<'_>) -> Poll<Self::Output> {
-        let joined = match &mut *self {
-            Self::Here(answer) => return Pin::new(answer).poll(context),
-            Self::Task(task) => ready!(Pin::new(task).poll(context)),
-        };
-        Poll::Ready(joined.unwrap_or_else(|error| match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime ends.
-            Err(_) => Ok(full()),
-        }))
-    }
-}
-
-impl<F> Drop for Answer<F> {
-    fn drop(&mut self) {
-        if let Self::Task(task) = self {
-            task.abort();
-        }
     }
 }
 

@@ -71,14 +71,15 @@ async fn events(
         );
     };
     let span = caller.trace().ingest(&run);
-    let result = async {
+    let taking = async move {
         let customer = door.admit(&caller, &run).await?;
         let mut feed = door.ingest.attach_for(&run, &session, customer).await?;
         let broken = take(&mut feed, body, from, &door, &caller).await?;
         let progress = feed.finish().await?;
         Ok::<_, Refused>((progress, broken))
     };
-    match result.instrument(span).await {
+    // Each piece wakes who waits for it, for as long as the run lasts: that is not to be all of the routes.
+    match crate::apart(taking.instrument(span)).await {
         Ok((progress, false)) => progress_answer(&progress),
         // The connection broke: nobody hears this, but the lines that came whole are kept.
         Ok((_, true)) => refuse(StatusCode::BAD_REQUEST, "body_cut", "the request body broke off"),
