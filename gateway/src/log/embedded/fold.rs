@@ -25,6 +25,9 @@ use super::{
 };
 use crate::ops::metrics;
 
+/// How much the others go first.
+const NICE: i32 = 10;
+
 /// What is put at its place of one run, and the run as it is then.
 struct Placed {
     info: Option<Arc<RunInfo>>,
@@ -85,6 +88,8 @@ impl Plan {
             if let Some(info) = &placed.info {
                 tables.save_run(*number, info, &placed.steps)?;
             }
+            // Whoever waits for this processor goes first.
+            std::thread::yield_now();
         }
         tables.set_segments(&self.needed)
     }
@@ -107,6 +112,8 @@ impl FoldThread {
         let (plans, to_do) = sync_channel::<Plan>(1);
         let (done, folded) = sync_channel(1);
         let work = move || {
+            // There is time: whoever writes to clients goes first. Where that is not to be had it works all the same.
+            let _ = rustix::process::setpriority_process(None, NICE);
             while let Ok(plan) = to_do.recv() {
                 let result = guarded(|| plan.carry_out(&store)).unwrap_or_else(|panic| Err(Fault::Damaged(panic)));
                 if done.send((plan, result)).is_err() {

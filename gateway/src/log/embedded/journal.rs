@@ -79,7 +79,6 @@ pub(super) struct Folding {
     pub runs: BTreeMap<u64, Part>,
     /// How many entries are taken from each segment.
     taken: HashMap<u64, usize>,
-    pub bytes: usize,
 }
 
 /// The first so many of what waits of a run.
@@ -111,29 +110,15 @@ impl Journal {
         self.pending.get(&number)
     }
 
-    /// Adds a run to those that are put at their place.
-    pub fn fold(&self, number: u64, folding: &mut Folding) {
-        let Some(Pending { events, steps, segments, bytes, .. }) = self.pending(number) else { return };
-        let part = Part { events: events.len(), steps: steps.len(), entries: segments.len(), bytes: *bytes };
-        if folding.runs.insert(number, part).is_none() {
-            folding.bytes += bytes;
-            segments.iter().for_each(|segment| *folding.taken.entry(*segment).or_default() += 1);
-        }
-    }
-
-    /// All runs that wait.
+    /// All that waits.
     pub fn all(&self) -> Folding {
         let mut folding = Folding::default();
-        self.pending.keys().for_each(|number| self.fold(*number, &mut folding));
+        for (number, Pending { events, steps, segments, bytes, .. }) in &self.pending {
+            let part = Part { events: events.len(), steps: steps.len(), entries: segments.len(), bytes: *bytes };
+            folding.runs.insert(*number, part);
+            segments.iter().for_each(|segment| *folding.taken.entry(*segment).or_default() += 1);
+        }
         folding
-    }
-
-    /// The runs that have waited for longest first, so that the oldest segments get empty.
-    pub fn oldest(&self) -> Vec<u64> {
-        let first = |(number, pending): (&u64, &Pending)| Some((*pending.segments.first()?, *number));
-        let mut waiting: Vec<_> = self.pending.iter().filter_map(first).collect();
-        waiting.sort_unstable();
-        waiting.into_iter().map(|(_, number)| number).collect()
     }
 
     /// Whether there is a segment beside `current` of which all is at its place.

@@ -115,10 +115,9 @@ struct Accepted {
     reply: Reply,
 }
 
-/// Runs are put at their place when this part of what the journal may have waits, until this part is left; or all
-/// of them, when it has all that it may.
+/// When this part of what the journal may have waits, all of it is put at its place: as long as one run is left out, no segment
+/// is free.
 const FULL_PART: usize = 2;
-const LEFT_PART: usize = 4;
 /// A segment of this part of what the journal may have is full.
 const SEGMENT_PART: usize = 8;
 /// Behind a commit of several appends the next group gathers for so many times what that commit took: one costs nearly the
@@ -316,17 +315,8 @@ impl Writer {
             let (id, is_full) = (current.id, current.bytes >= bytes_max / SEGMENT_PART);
             let plan = {
                 let mut index = self.index();
-                let mut folding = Folding::default();
-                let waiting = index.journal.pending_bytes();
-                let left = if has_no_room { 0 } else { bytes_max / LEFT_PART };
-                if has_no_room || waiting >= bytes_max / FULL_PART {
-                    for number in index.journal.oldest() {
-                        if waiting - folding.bytes <= left {
-                            break;
-                        }
-                        index.journal.fold(number, &mut folding);
-                    }
-                }
+                let is_due = has_no_room || index.journal.pending_bytes() >= bytes_max / FULL_PART;
+                let folding = if is_due { index.journal.all() } else { Folding::default() };
                 let frees = has_no_room && index.journal.has_spent(id);
                 if !is_full && !frees && folding.runs.is_empty() {
                     return Ok(());
