@@ -297,14 +297,45 @@ async fn many(way: Way) {
     let span = Span::begin(&server).await;
     let (start, own_cpu) = (Instant::now(), cpu_seconds(std::process::id()));
     let mut late = Vec::with_capacity(PER_RUN * RUNS);
-    for n in 0..PER_RUN * RUNS {
-        // Open loop: each record has its own moment. A timer would wake all of a millisecond's at once.
-        let due = start + Duration::from_micros(100) * n as u32;
-        while Instant::now() < due {
-            tokio::task::yield_now().await;
+    let is_sent = std::cell::Cell::new(false);
+    let sending_all = async {
+        for n in 0..PER_RUN * RUNS {
+            // Open loop: each record has its own moment. A timer would wake all of a millisecond's at once.
+            let due = start + Duration::from_micros(100) * n as u32;
+            while Instant::now() < due {
+                tokio::task::yield_now().await;
+            }
+            late.push(due.elapsed());
+            senders[n % RUNS].send(Ok(line(n))).await.expect("sent");
         }
-        late.push(due.elapsed());
-        senders[n % RUNS].send(Ok(line(n))).await.expect("sent");
+        is_sent.set(true);
+    };
+    // The machine is not the same from one second to the next: each is looked at for itself, too.
+    let looking = async {
+        let mut seen = Vec::new();
+        while !is_sent.get() {
+            seen.push((cpu_seconds(server.pid()), records(), server.histogram("runcast_delivery_seconds").await));
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        seen
+    };
+    let ((), seen) = tokio::join!(sending_all, looking);
+    let mut seconds: Vec<_> = seen
+        .windows(2)
+        .map(|pair| {
+            let [(cpu, records, delays), (cpu_after, records_after, delays_after)] = pair else { unreachable!("a pair") };
+            let milliseconds = |quantile| delays_after.quantile_since(delays, quantile) * 1e3;
+            let each = (records_after - records) as f64 / (cpu_after - cpu);
+            (each, milliseconds(0.5), milliseconds(0.99))
+        })
+        .collect();
+    seconds.sort_by(|one, other| one.0.total_cmp(&other.0));
+    for (name, at) in [("slowest", 0), ("median", seconds.len() / 2), ("fastest", seconds.len() - 1)] {
+        let (each, half, most) = seconds[at];
+        println!(
+            "{:8} {way:9?}: the {name} second: {each:.0} records a CPU second, half within {half:.1} ms, 99 % within {most:.1} ms",
+            ""
+        );
     }
     late.sort_unstable();
     let late = |part: f64| late[(part * late.len() as f64) as usize].as_secs_f64() * 1e3;

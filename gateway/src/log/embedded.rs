@@ -1,4 +1,4 @@
-//! The log on local disk: redb, one writer thread, group commit.
+//! The log on local disk: a journal in which one thread commits in groups, and redb, into which another one folds it.
 //!
 //! One thread writes, so the index in memory is the truth between commits; readers use their own snapshots. An append is
 //! acknowledged after the commit that holds it, so `kill -9` loses nothing that was acknowledged and halves nothing. When

@@ -458,11 +458,11 @@ pub fn log_synced(took: Duration) {
     histogram!("runcast_log_sync_seconds").record(took.as_secs_f64());
 }
 
-/// `left`: bytes of the journal's segments.
 pub fn log_folded(took: Duration) {
     histogram!("runcast_log_fold_seconds").record(took.as_secs_f64());
 }
 
+/// `bytes`: of the journal's segments.
 pub fn log_journal(bytes: usize) {
     gauge!("runcast_log_journal_bytes").set(bytes as f64);
 }
