@@ -1,6 +1,6 @@
 //! What fan-out costs the server: delivered records by its CPU seconds, and memory of an idle connection.
 //!
-//! `cargo build --release && cargo bench -p runcast-tests --bench fanout [-- burst steady many storm catchup idle]`. The server runs on
+//! `cargo build --release && cargo bench -p runcast-tests --bench fanout [-- burst steady many storm catchup text idle]`. The server runs on
 //! CPU 0, the clients on CPU 1. The machine is noisy: compare figures of one run. See README.md beside this file.
 
 use std::{
@@ -371,11 +371,11 @@ async fn storm(way: Way) {
     span.end(&server, "storm", way, RECORDS, clients.records()).await;
 }
 
-/// One client after another reads the whole of `long-refactor`.
-async fn catchup(way: Way) {
+/// One client after another reads a whole run.
+async fn catchup(name: &str, way: Way, lines: impl Into<bytes::Bytes>) {
     const ROUNDS: usize = 40;
     let server = server();
-    server.send_lines("r", 0, fixtures::run("long-refactor")).await;
+    server.send_lines("r", 0, lines).await;
     server.end("r", Some(0)).await;
     let query = if way == Way::Sse { "after=0" } else { "since=-1" };
     let (start, used, mut bytes) = (Instant::now(), cpu_seconds(server.pid()), 0);
@@ -386,7 +386,7 @@ async fn catchup(way: Way) {
     }
     let (megabytes, cpu) = (bytes as f64 / 1e6, cpu_seconds(server.pid()) - used);
     println!(
-        "catchup  {way:9?}: {megabytes:.0} MB, {:.2} s, {cpu:.2} CPU s: {:.0} MB a CPU second",
+        "{name:8} {way:9?}: {megabytes:.0} MB, {:.2} s, {cpu:.2} CPU s: {:.0} MB a CPU second",
         start.elapsed().as_secs_f64(),
         megabytes / cpu
     );
@@ -424,7 +424,10 @@ fn main() {
                 storm(way).await;
             }
             if wants("catchup") {
-                catchup(way).await;
+                catchup("catchup", way, fixtures::run("long-refactor")).await;
+            }
+            if wants("text") {
+                catchup("text", way, body(0, 25_000)).await;
             }
             if wants("idle") {
                 idle(way).await;

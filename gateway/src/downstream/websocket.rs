@@ -147,6 +147,9 @@ fn encode(_: &RunId, item: &Item) -> Option<Bytes> {
     }
 }
 
+/// What is kept for each client to read into: clients say little. A longer message gets the room that it needs.
+const READ_BYTES: usize = 1024;
+
 /// Before the close of a client whose credential is not good any more, for those whose library does not show the code.
 const NOTICE: &[u8] = br#"{"type":"notice","code":"unauthorized","message":"the credential is missing, wrong or expired: come back with a new one and your cursor"}"#;
 
@@ -165,7 +168,7 @@ impl Socket {
     async fn new(raw: RawSocket, gateway: &Gateway) -> Self {
         let stream = &gateway.settings().stream;
         let config = WebSocketConfig::default()
-            .read_buffer_size(4096)
+            .read_buffer_size(READ_BYTES)
             .write_buffer_size(0)
             .max_write_buffer_size(64 * 1024)
             .max_message_size(Some(stream.client_message_bytes_max))
