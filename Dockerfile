@@ -12,9 +12,9 @@ COPY client client
 COPY gateway gateway
 # Its recorded runs are what `serve --demo` shows.
 COPY tests tests
-RUN cargo build --release --locked --package runcast --bin runcast \
+RUN cargo build --profile dist --locked --package runcast --bin runcast \
     && mkdir -p /out/var/lib/runcast /out/usr/local/bin \
-    && cp target/release/runcast /out/usr/local/bin/
+    && cp target/dist/runcast /out/usr/local/bin/
 
 # With the certificates that the world believes, for upstreams and NATS over TLS.
 FROM gcr.io/distroless/cc-debian12:nonroot
