@@ -330,12 +330,16 @@ impl Writer {
     /// Takes what the other thread has put at its place; with `waits` it waits for what is under way.
     pub(super) fn take_folded(&mut self, waits: bool) -> Result<(), Fault> {
         let Some((plan, result)) = self.folding.take(waits)? else { return Ok(()) };
-        let next = result?;
+        self.folded(&plan, result?);
+        Ok(())
+    }
+
+    /// A plan is carried out; `next` is where the journal goes on, if a segment was made for that.
+    fn folded(&mut self, plan: &Plan, next: Option<Current>) {
         plan.done(&mut self.index());
         if next.is_some() {
             self.current = next;
         }
-        Ok(())
     }
 
     /// Tells what is in the index now.
@@ -355,10 +359,7 @@ impl Writer {
             Plan::new(&mut index, all, current, has_rows)
         };
         let next = plan.carry_out(&self.store)?;
-        plan.done(&mut self.index());
-        if next.is_some() {
-            self.current = next;
-        }
+        self.folded(&plan, next);
         Ok(())
     }
 
