@@ -393,8 +393,19 @@ test("who listens is told of news now and then, and not of each", async () => {
       sent += count;
       await view.sees(`Word ${sent - 1} is said.`, ".transcript");
     }
-    await server.send("r", [RESULT], sent + 1);
+    // The last steps and the end are drawn together: the end is what is told.
+    await view.page.evaluate(() => {
+      window.held = [];
+      window.paint = window.requestAnimationFrame;
+      window.requestAnimationFrame = (task) => window.held.push(task);
+    });
+    await server.send("r", [said("All is said."), RESULT], sent + 1);
     await server.end("r");
+    await view.state("ended");
+    await view.page.evaluate(() => {
+      window.requestAnimationFrame = window.paint;
+      for (const task of window.held) task(performance.now());
+    });
     await view.until(() => window.told.at(-1)?.text === "The run has ended: completed");
     const told = await view.page.evaluate(() => window.told);
     assert.match(told[0].text, /^\d+ new steps?$/);

@@ -57,7 +57,7 @@ export class RunModel {
     this.version.value += 1;
     this.#announce();
   });
-  #announced = { steps: 0, failed: 0 };
+  #announced = { steps: 0, failed: 0, isOver: false };
 
   constructor(id: string) {
     this.id = id;
@@ -85,10 +85,7 @@ export class RunModel {
       tell(frame.run);
     }
     this.transcript.take(frame);
-    if (frame.type === "run" && isOver(frame.run.status)) {
-      this.transcript.settle();
-      if (this.transcript.isLive) announce(`The run has ended: ${frame.run.status}`);
-    }
+    if (frame.type === "run" && isOver(frame.run.status)) this.transcript.settle();
     if (!this.follows.peek() && this.transcript.isLive) this.unread.value += this.transcript.steps - before;
     if (!this.hasBegun.peek()) this.hasBegun.value = true;
     this.changed();
@@ -100,15 +97,19 @@ export class RunModel {
     this.#drawing.ask(this.transcript.isLive || this.version.peek() === 0 ? "soon" : "later");
   }
 
+  /** Tells of what was just drawn, with one sentence: the end of a run comes after its last steps and outweighs them. */
   #announce(): void {
     const { transcript } = this;
+    const status = this.run.peek()?.status;
+    const over = status !== undefined && isOver(status);
     const failed = transcript.calls.filter((call) => call.state === "failed").length;
     const steps = transcript.steps - this.#announced.steps;
-    if (transcript.isLive && this.#announced.steps > 0 && steps > 0) {
+    if (transcript.isLive && over && !this.#announced.isOver) announce(`The run has ended: ${status}`);
+    else if (transcript.isLive && this.#announced.steps > 0 && steps > 0) {
       const more = failed - this.#announced.failed;
       announce(`${steps} new ${steps === 1 ? "step" : "steps"}${more > 0 ? `, ${more} failed` : ""}`);
     }
-    this.#announced = { steps: transcript.steps, failed };
+    this.#announced = { steps: transcript.steps, failed, isOver: over };
   }
 
   isUnfolded(item: Item): boolean {
