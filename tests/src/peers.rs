@@ -82,7 +82,11 @@ fn spawn(script: &str, mut command: Command, keep: Option<tempfile::NamedTempFil
             said.push('\n');
         }
         said.push_str(&told.await.unwrap_or_default());
-        let ok = child.wait().await.is_ok_and(|status| status.success());
+        let status = child.wait().await;
+        let ok = status.as_ref().is_ok_and(|status| status.success());
+        if !ok {
+            said.push_str(&format!("it ended: {status:?}\n"));
+        }
         drop(keep);
         (ok, said)
     });

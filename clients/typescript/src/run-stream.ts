@@ -106,16 +106,18 @@ export interface WatchOptions extends RequestOptions {
 const WAITING_CHARS_MAX = 8 * 1024 * 1024;
 /** So many ids of steps are kept where a server has no cursors, to tell repeats. */
 const IDS_MAX = 10_000;
-/** After so many refused upgrades in a row of a run that is served over REST, there is no stream. */
+/** After so many refused upgrades in a row of a run that is served over REST, or refused tickets, there is no stream. */
 const REFUSED_MAX = 3;
 const DRAIN_SPREAD_MS = 2_000;
+
+const UNAUTHORIZED = 4401;
 
 /** What the contract says of the ways in which a server ends a stream for good. */
 const FINAL: Readonly<Record<number, readonly [code: string, message: string]>> = {
   1003: ["streaming_unsupported", "this run cannot be streamed"],
   1008: ["invalid_message", "the server did not understand this client"],
   4400: ["invalid_request", "the server did not understand this client"],
-  4401: ["unauthorized", "the token is missing, wrong or expired"],
+  [UNAUTHORIZED]: ["unauthorized", "the token is missing, wrong or expired"],
   4403: ["forbidden", "this token is not good for this run"],
   4404: ["unknown_run", "there is no such run"],
 };
@@ -171,6 +173,7 @@ export class RunStream implements AsyncIterable<RunFrames> {
   async *[Symbol.asyncIterator](): AsyncGenerator<RunFrames, void> {
     const patience = this.#transport.patience();
     let refused = 0;
+    let refusedTickets = 0;
     while (!this.#isAborted()) {
       const socket = await this.#open();
       let why: APIError;
@@ -184,6 +187,7 @@ export class RunStream implements AsyncIterable<RunFrames> {
             const frame = this.#frame(text);
             // The server lives, whatever it says.
             patience.answered();
+            refusedTickets = 0;
             if (frame === undefined) continue;
             if (frame.type !== "heartbeat") patience.progressed();
             this.#took(frame);
@@ -197,7 +201,9 @@ export class RunStream implements AsyncIterable<RunFrames> {
         const { code, reason, opened } = socket.closed ?? { code: 1006, reason: "", opened: false };
         if (code === 1000) return;
         const final = FINAL[code];
-        if (final !== undefined) throw new APIError(0, final[0], reason === "" ? final[1] : reason);
+        // A ticket is no longer good at a server that was started since; whether the token is, the next ticket tells.
+        const isTicket = code === UNAUTHORIZED && socket.hasTicket && (refusedTickets += 1) < REFUSED_MAX;
+        if (final !== undefined && !isTicket) throw new APIError(0, final[0], reason === "" ? final[1] : reason);
         if (opened) {
           patience.answered();
           refused = 0;
@@ -262,7 +268,7 @@ export class RunStream implements AsyncIterable<RunFrames> {
       throw new TypeError("there is no WebSocket here: give one as `WebSocket`, for instance of the npm package ws, or use Node 22");
     }
     const more = needs && !tickets ? [{ headers }] : [];
-    return new Socket(new Implementation(url, ...more) as WebSocketLike, this.#abort.signal, this.#transport.silenceMs);
+    return new Socket(new Implementation(url, ...more) as WebSocketLike, this.#abort.signal, this.#transport.silenceMs, tickets);
   }
 
   /** What a message holds that is new. */
@@ -302,6 +308,8 @@ class Socket {
   closed: Closed | undefined;
   /** It was closed by us, because too much waited. What was not taken comes again. */
   isFull = false;
+  /** It was opened with a ticket. */
+  readonly hasTicket: boolean;
   readonly #socket: WebSocketLike;
   readonly #waiting: string[] = [];
   readonly #leave: () => void;
@@ -311,7 +319,8 @@ class Socket {
   #wake: (() => void) | undefined;
   #timer: ReturnType<typeof setTimeout> | undefined;
 
-  constructor(socket: WebSocketLike, signal: AbortSignal, silenceMs: number) {
+  constructor(socket: WebSocketLike, signal: AbortSignal, silenceMs: number, hasTicket: boolean) {
+    this.hasTicket = hasTicket;
     this.#socket = socket;
     this.#signal = signal;
     let opened = false;

@@ -123,6 +123,30 @@ test("headers are sent, or a ticket is asked for each connection", async (t) => 
   assert.ok(requests.every(({ headers }) => headers.authorization === "Bearer secret"));
 });
 
+test("a ticket that is refused is followed by another, while the token is good", async (t) => {
+  const run = { type: "run", run: { id: "r", status: "completed" } };
+  const good = new Set(["t2", "t4"]);
+  let tickets = 0;
+  const serve = (socket, url) => {
+    if (!good.has(url.searchParams.get("ticket"))) return socket.close(4401, "unauthorized");
+    socket.send(JSON.stringify(run));
+    if (tickets < 4) socket.terminate();
+    else socket.close(1000);
+  };
+  const { client } = await sockets(t, serve, (asked, response) => {
+    tickets += 1;
+    if (tickets > 8) json(response, 401, { error: { code: "unauthorized", message: "the token has expired" } });
+    else json(response, 200, { ticket: `t${tickets}` });
+  });
+  const watch = () => client({ token: "secret", tickets: true }).runs.watch("r");
+  assert.equal((await all(watch())).length, 2);
+  assert.equal(tickets, 4);
+  const lost = await untilFailure(watch());
+  assert.deepEqual([lost.items, lost.error.code, tickets], [[], "unauthorized", 7]);
+  const expired = await untilFailure(watch());
+  assert.deepEqual([expired.error.status, expired.error.message, tickets], [401, "the token has expired", 9]);
+});
+
 test("without a WebSocket it says what to do", { skip: "WebSocket" in globalThis }, async (t) => {
   const { client } = await sockets(t, () => {});
   await assert.rejects(all(client({ WebSocket: undefined }).runs.watch("r")), /npm package ws/);

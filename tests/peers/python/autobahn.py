@@ -6,13 +6,13 @@ that are named as not strict or informational.
 
 import argparse
 import asyncio
-import json
-import sys
+from typing import Any
 
 from kosoku import FailureError, run_fuzzingclient
+from peer import finish
 
 
-async def main() -> int:
+async def main() -> dict[str, Any]:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("url")
     arguments.add_argument("--cases", type=int, required=True)
@@ -36,9 +36,8 @@ async def main() -> int:
         seen.add(result.case_id)
     if len(results) != given.cases or len(seen) != given.cases or not allowed.keys() <= seen:
         wrong.append({"case": "all", "why": f"{len(results)} cases were run, {len(seen)} different ones"})
-    print(json.dumps({"ok": not wrong, "peer": "kosoku", "cases": len(results), "why": wrong}))
-    return 1 if wrong else 0
+    return {"ok": not wrong, "peer": "kosoku", "cases": len(results), "why": wrong}
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    finish(asyncio.run(main()))
