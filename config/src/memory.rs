@@ -173,6 +173,7 @@ fn of_log(log: &Log, line: u64) -> Vec<Part> {
             part("events that lie in the log's journal: 4 × log.journal_bytes_max", times(4, bytes(log.journal_bytes_max))),
         ],
         Backend::Nats => vec![
+            part("events that wait to be stored together: log.nats.packing_bytes_max", bytes(log.nats.packing_bytes_max)),
             part("what waits of NATS or for it: log.nats.waiting_bytes_max", bytes(log.nats.waiting_bytes_max)),
             part(
                 "runs that are read of NATS: log.nats.catch_ups_max × 4 × the larger of 8 MiB and ingest.line_bytes_max",
@@ -287,7 +288,11 @@ mod tests {
         let before = sum(&settings);
         settings.log.cache_bytes_max += 1;
         assert_eq!(sum(&settings), before, "there is no file");
-        for change in [|log: &mut Log| log.nats.waiting_bytes_max += 1, |log: &mut Log| log.nats.catch_ups_max += 1] {
+        for change in [
+            |log: &mut Log| log.nats.waiting_bytes_max += 1,
+            |log: &mut Log| log.nats.packing_bytes_max += 1,
+            |log: &mut Log| log.nats.catch_ups_max += 1,
+        ] {
             let before = sum(&settings);
             change(&mut settings.log);
             assert!(sum(&settings) > before, "{}", MemoryMax::of(&settings).render());

@@ -230,7 +230,7 @@ pub trait Log: Send + Sync + 'static {
     /// Numbers and keeps facts. They are durable when this returns.
     async fn append(&self, append: Append) -> Result<Vec<Arc<Event>>, AppendError>;
 
-    /// The events after `after`, as many as the limit allows (at least one, if there is one).
+    /// The events after `after`: at least one, if there is one, and no more than the limit allows; fewer, where that is cheaper.
     async fn read(&self, run: &RunId, after: Seq, limit: ReadLimit) -> Result<Vec<Arc<Event>>, ReadError>;
 
     /// What the index knows of a run; a tombstone is none.

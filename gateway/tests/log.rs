@@ -175,7 +175,7 @@ async fn a_follower_misses_nothing_and_is_told_nothing_before_it_is_kept() {
         };
         tokio::task::yield_now().await;
         let mut tail = log.tail(&run("r")).await.expect("followed");
-        let mut seen = seqs(&log, "r", 0, ALL).await;
+        let mut seen = seqs_all(&log, "r").await;
         assert!(seen.len() as u64 >= tail.head);
         while seen.last() != Some(&200) {
             match tail.items.recv().await {
@@ -189,7 +189,7 @@ async fn a_follower_misses_nothing_and_is_told_nothing_before_it_is_kept() {
                 Ok(TailItem::Live { .. } | TailItem::Behind) => {}
                 Err(_) => {
                     tail = log.tail(&run("r")).await.expect("followed");
-                    seen = seqs(&log, "r", 0, ALL).await;
+                    seen = seqs_all(&log, "r").await;
                 }
             }
         }
@@ -352,4 +352,94 @@ async fn of_too_many_runs_those_go_that_were_settled_first_whatever_the_clock_sa
         assert!(log.info(&run("first")).await.expect("readable").is_none());
         assert!(log.info(&run("third")).await.expect("readable").is_some());
     }
+}
+
+/// A log on NATS, opened by a replica that has written nothing.
+async fn reader(settings: &Settings, name: &str, head: u64) -> Arc<dyn Log> {
+    let log = open(settings).await;
+    let info = log.info_now(&run(name)).await.expect("readable").expect("there");
+    assert_eq!(info.head, head);
+    log
+}
+
+/// Removes messages of a stream.
+async fn purge(bus: &async_nats::jetstream::Context, stream: &str, subject: &str) {
+    let stream = bus.get_stream(stream).await.expect("there");
+    stream.purge().filter(subject).await.expect("purged");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn history_on_nats_is_the_same_in_packs_and_without() {
+    let backend = backends(|_| {}).await.pop().expect("the one on NATS");
+    let Backend { log, settings, _server: server, .. } = &backend;
+    let bus = async_nats::jetstream::new(async_nats::connect(&server.url).await.expect("connected"));
+    const HEAD: u64 = 64 * 9 + 30;
+    let mut kept = Vec::new();
+    // One by one, in batches that end within a pack and at its end, and in one that holds many.
+    for count in [1, 1, 62, 64, 30, 1, 300, HEAD - 459] {
+        let at = kept.len() as u64;
+        let facts = (at..at + count).map(|index| step(index as i64)).collect();
+        kept.extend(log.append(append("r", at, facts)).await.expect("appended"));
+    }
+    let packs = || async { server.messages("RUNCAST_PACKS") };
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while packs().await < 9 {
+        assert!(Instant::now() < deadline, "{} packs", packs().await);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let other = reader(settings, "r", HEAD).await;
+    let same = || async {
+        for after in [0, 1, 62, 63, 64, 65, 127, 128, 300, HEAD - 65, HEAD - 30, HEAD - 1] {
+            for events_max in [1, 63, 64, 100, 256, usize::MAX] {
+                for bytes_max in [1, 1500, usize::MAX] {
+                    let read = other.read(&run("r"), after, ReadLimit { events_max, bytes_max }).await.expect("readable");
+                    let what = format!("{} events after {after}, at most {events_max} of {bytes_max} bytes", read.len());
+                    assert!(!read.is_empty() && read.len() <= events_max && (bytes_max > 1 || read.len() == 1), "{what}");
+                    assert_eq!(read[..], kept[after as usize..after as usize + read.len()], "{what}");
+                }
+            }
+        }
+        assert_eq!(seqs_all(&other, "r").await, (1..=HEAD).collect::<Vec<_>>());
+    };
+    same().await;
+    // One is missing, some are not what runcast stores.
+    purge(&bus, "RUNCAST_PACKS", "runcast.pack.r.1.1").await;
+    for (number, payload) in [(3, &b"not a pack"[..]), (4, b""), (6, &[0; 256])] {
+        bus.publish(format!("runcast.pack.r.1.{number}"), payload.into()).await.expect("sent").await.expect("stored");
+    }
+    same().await;
+    // What lies in a pack is read of it: the events themselves are gone here.
+    purge(&bus, "RUNCAST", "runcast.log.r").await;
+    assert_eq!(other.read(&run("r"), 128, ALL).await.expect("readable")[..], kept[128..192]);
+    assert_eq!(other.read(&run("r"), 64 * 7 + 5, ALL).await.expect("readable")[..], kept[64 * 7 + 5..64 * 9]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn packs_of_a_run_that_is_removed_go_with_it_and_are_not_read_for_its_next_life() {
+    let backend = backends(|settings| settings.log.retention.age_max_s = 10).await.pop().expect("the one on NATS");
+    let Backend { log, settings, _server: server, .. } = &backend;
+    let many = |from: i64| (from..from + 200).map(step).chain([settled(1000)]).collect::<Vec<_>>();
+    log.append(append("r", 0, many(0))).await.expect("appended");
+    log.append(append("stays", 0, many(0)[..200].to_vec())).await.expect("appended");
+    let wait_for = |packs: u64| async move {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while server.messages("RUNCAST_PACKS") != packs {
+            assert!(Instant::now() < deadline, "{} packs", server.messages("RUNCAST_PACKS"));
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    wait_for(6).await;
+    assert_eq!(log.sweep(Instant::now() + Duration::from_millis(10_001)).await, 1);
+    wait_for(3).await;
+    let again = log.append(append("r", 0, many(1000))).await.expect("appended");
+    // Events 202 to 402: of 256 to 320 and to 384 there are packs.
+    wait_for(5).await;
+    let other = reader(settings, "r", 402).await;
+    let mut all = Vec::new();
+    while let Some(after) =
+        all.last().map_or(Some(0), |last: &Arc<runcast_translators::event::Event>| (last.seq < 402).then_some(last.seq))
+    {
+        all.extend(other.read(&run("r"), after, ALL).await.expect("readable"));
+    }
+    assert_eq!(all, again);
 }

@@ -12,6 +12,7 @@ mod live;
 mod message;
 mod names;
 mod owners;
+mod packs;
 mod parts;
 mod read;
 mod retention;
@@ -42,8 +43,8 @@ use tokio::{
 };
 
 use self::{
-    bus::Bus, follow::Follow, message::Head, names::Names, owners::Owners, parts::PutAway, read::Places, runs::Dirty,
-    setup::Buckets, steps::Steps,
+    bus::Bus, follow::Follow, message::Head, names::Names, owners::Owners, packs::Packing, parts::PutAway, read::Places,
+    runs::Dirty, setup::Buckets, steps::Steps,
 };
 use super::{
     Append, AppendError, Charge, LiveItem, Log, LogStats, ReadError, ReadLimit, RunFilter, RunPage, Tail, TailLimits,
@@ -118,6 +119,8 @@ struct Shared {
     /// Places for those who read more than one event of a run for this replica itself.
     catch_ups: Semaphore,
     put_away: Mutex<PutAway>,
+    packing: Mutex<Packing>,
+    packs: mpsc::Sender<packs::Pack>,
     appends: AtomicU64,
     waiting: AtomicU64,
     health: Mutex<Result<(), String>>,
@@ -142,6 +145,7 @@ impl Nats {
         let names = Arc::new(Names::new(&nats.name));
         let buckets = patiently(deadline, || setup::prepare(&context, &names, nats)).await?;
         let (live, queue) = mpsc::channel(nats.live_queue_max);
+        let (packs, full) = mpsc::channel(packs::QUEUE_MAX);
         let shared = Arc::new(Shared {
             bus: Bus { client, names, answer_wait },
             buckets,
@@ -168,6 +172,8 @@ impl Nats {
             batches: Semaphore::new(nats.batches_max),
             catch_ups: Semaphore::new(nats.catch_ups_max),
             put_away: Mutex::default(),
+            packing: Mutex::default(),
+            packs,
             appends: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             health: Mutex::new(Ok(())),
@@ -187,6 +193,7 @@ impl Nats {
         tasks.spawn(shared.clone().send_what_is_live(queue));
         tasks.spawn(shared.clone().answer_for_text());
         tasks.spawn(shared.clone().sweep_parts());
+        tasks.spawn(shared.clone().store_packs(full));
         Ok(Self { shared, tasks: Mutex::new(tasks) })
     }
 
@@ -239,6 +246,10 @@ impl Shared {
         lock(&self.places)
     }
 
+    fn packing(&self) -> MutexGuard<'_, Packing> {
+        lock(&self.packing)
+    }
+
     fn follows(&self) -> MutexGuard<'_, Follows> {
         lock(&self.follows)
     }
@@ -268,6 +279,7 @@ impl Shared {
             lasts.remove(run);
             self.owners.over(run);
             self.own_text().remove(run);
+            self.packing().forget(run);
             return;
         }
         if lasts.len() >= LASTS_MAX && !lasts.contains_key(run) {
@@ -283,6 +295,7 @@ impl Shared {
     fn forget(&self, run: &RunId) {
         lock(&self.lasts).remove(run);
         self.places().forget(run);
+        self.packing().forget(run);
     }
 
     /// Charges what waits; `None` when too much does.

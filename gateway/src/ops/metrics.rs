@@ -508,6 +508,16 @@ pub fn parts_swept(count: u64) {
     }
 }
 
+/// Whether a pack of events was stored or left out.
+pub fn pack_stored(is_stored: bool) {
+    counter!("runcast_packs_stored_total", "outcome" => if is_stored { "stored" } else { "left_out" }).increment(1);
+}
+
+/// A pack was asked for and `found`, `missing` or `unreadable`.
+pub fn pack_read(outcome: &'static str) {
+    counter!("runcast_packs_read_total", "outcome" => outcome).increment(1);
+}
+
 pub fn live_not_told() {
     counter!("runcast_live_dropped_total").increment(1);
 }

@@ -14,6 +14,7 @@ use super::{
     Shared,
     bus::NotStored,
     message::{self, Head, Series},
+    packs::Kept,
 };
 use crate::{
     log::{Append, AppendError},
@@ -148,7 +149,14 @@ impl Shared {
                 is_settled: info.is_settled(),
                 is_removed: false,
             };
-            self.note_last(&run, head, part[0].event.seq, place + 1 - part.len() as u64);
+            let first_place = place + 1 - part.len() as u64;
+            let kept = (first_place..).zip(&part).map(|(place, message)| Kept {
+                seq: message.event.seq,
+                place,
+                payload: (message.payload.len() == message.bytes).then_some(&message.payload),
+            });
+            self.pack(&run, incarnation, kept);
+            self.note_last(&run, head, part[0].event.seq, first_place);
             self.note_info(&info);
             let events: Arc<[Arc<Event>]> = part.into_iter().map(|message| message.event).collect();
             stored.extend(events.iter().cloned());

@@ -6,6 +6,7 @@ use async_nats::{Client, HeaderMap, Request, StatusCode, connection::State};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
+use runcast_translators::event::RunId;
 use serde::Deserialize;
 use tokio::time::{sleep, timeout};
 
@@ -169,6 +170,15 @@ impl Bus {
         let request = Request::new().payload(question.to_string().into()).timeout(Some(self.answer_wait));
         let answer = self.client.send_request(api, request).await.map_err(|error| ReadError::temporary(error.to_string()))?;
         serde_json::from_slice(&answer.payload).map_err(|error| ReadError::new(format!("the server's answer: {error}")))
+    }
+
+    /// A pack of a run's events, if the replica that answers has it.
+    pub async fn get_pack(&self, run: &RunId, incarnation: u32, number: u64) -> Option<Stored> {
+        let api = format!("$JS.API.DIRECT.GET.{}.{}", self.names.packs, self.names.pack(run, incarnation, number));
+        let answer = self.client.send_request(api, Request::new().timeout(Some(self.answer_wait))).await.ok()?;
+        let headers = answer.headers.unwrap_or_default();
+        let place = headers.get("Nats-Sequence")?.as_str().parse().ok()?;
+        Some(Stored { place, headers, payload: answer.payload })
     }
 
     /// The messages of `subject` from `place` on, at most `count` and about `bytes_max`, as some replica has them.

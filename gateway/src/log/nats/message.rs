@@ -16,6 +16,7 @@ const APPEND: &str = "Runcast-Append";
 const ORIGIN: &str = "Runcast-Origin";
 const REMOVED: &str = "Runcast-Removed";
 const PARTS: &str = "Runcast-Parts";
+const PLACE: &str = "Runcast-Place";
 const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
 const SETTLED: &str = "settled";
 
@@ -94,6 +95,15 @@ pub(super) fn put_parts(headers: &mut HeaderMap, Parts { count, bytes, hash }: &
 pub(super) fn put_origin(headers: &mut HeaderMap, origin: &NewRun) {
     let json = serde_json::to_string(origin).unwrap_or_else(|error| unreachable!("an origin is plain data: {error}"));
     headers.insert(ORIGIN, escaped(&json));
+}
+
+/// Says with a pack where its last event lies in the stream of events.
+pub(super) fn put_place(headers: &mut HeaderMap, place: u64) {
+    headers.insert(PLACE, place.to_string());
+}
+
+pub(super) fn place(headers: &HeaderMap) -> Option<u64> {
+    headers.get(PLACE)?.as_str().parse().ok()
 }
 
 pub(super) fn expect(headers: &mut HeaderMap, place: u64) {

@@ -11,6 +11,8 @@ pub(super) struct Names {
     pub stream: String,
     /// The stream of the parts of large events.
     pub parts: String,
+    /// The stream of packs of events.
+    pub packs: String,
     /// The bucket with what is known of each run.
     pub runs: String,
     /// The bucket that tells which replica follows which run.
@@ -27,6 +29,7 @@ impl Names {
         Self {
             root: name.to_owned(),
             parts: format!("{upper}_PARTS"),
+            packs: format!("{upper}_PACKS"),
             runs: format!("{upper}_RUNS"),
             owners: format!("{upper}_OWNERS"),
             leases: format!("{upper}_LEASES"),
@@ -76,6 +79,18 @@ impl Names {
 
     pub fn all_parts(&self) -> String {
         format!("{}.part.>", self.root)
+    }
+
+    pub fn pack(&self, run: &RunId, incarnation: u32, number: u64) -> String {
+        format!("{}.pack.{}.{incarnation}.{number}", self.root, token(run))
+    }
+
+    pub fn packs_of(&self, run: &RunId) -> String {
+        format!("{}.pack.{}.>", self.root, token(run))
+    }
+
+    pub fn all_packs(&self) -> String {
+        format!("{}.pack.*.*.*", self.root)
     }
 }
 

@@ -150,6 +150,10 @@ impl Shared {
         if after >= head {
             return Ok(Vec::new());
         }
+        let packed = self.read_packs(run, after, head, limit).await;
+        if !packed.is_empty() {
+            return Ok(packed);
+        }
         let deadline = Instant::now() + self.wait;
         let mut from = self.find(run, after + 1).await?;
         loop {

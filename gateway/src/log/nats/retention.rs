@@ -75,6 +75,8 @@ impl Shared {
         }
         self.purge(&self.bus.names.stream, &subject, place).await?;
         self.purge(&self.bus.names.parts, &self.bus.names.parts_of(run), parts.state.last_seq + 1).await?;
+        // Those of the run's next life too: its events are read one by one where they are missing.
+        self.purge(&self.bus.names.packs, &self.bus.names.packs_of(run), u64::MAX).await?;
         self.note_removed(run, &Head { place, is_removed: true, is_settled: false, ..last });
         Ok(was_here)
     }

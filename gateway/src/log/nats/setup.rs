@@ -47,6 +47,22 @@ fn stream_of_parts(names: &Names, settings: &NatsSettings) -> Config {
     }
 }
 
+/// How the stream of packs must be. What it has no room for is gone first, for all of it lies in the stream of events.
+fn stream_of_packs(names: &Names, settings: &NatsSettings) -> Config {
+    Config {
+        name: names.packs.clone(),
+        description: Some("Packs of events, to read history in few messages; it may be emptied at any time".into()),
+        subjects: vec![names.all_packs()],
+        max_bytes: settings.stream_bytes_max,
+        max_messages_per_subject: 1,
+        discard: DiscardPolicy::Old,
+        storage: StorageType::File,
+        num_replicas: settings.replicas,
+        allow_direct: true,
+        ..Config::default()
+    }
+}
+
 /// What differs in a way that runcast cannot work with; nothing if it fits.
 fn differences(found: &Config, wanted: &Config) -> Vec<String> {
     let mut out = Vec::new();
@@ -174,6 +190,7 @@ pub(super) struct Buckets {
 pub(super) async fn prepare(context: &Context, names: &Names, settings: &NatsSettings) -> Result<Buckets, OpenError> {
     stream(context, stream_of_events(names, settings), true).await?;
     stream(context, stream_of_parts(names, settings), true).await?;
+    stream(context, stream_of_packs(names, settings), true).await?;
     let [runs, owners, leases, claims] = buckets(names, settings);
     let made = async |wanted: kv::Config| {
         let name = wanted.bucket.clone();
@@ -186,7 +203,8 @@ pub(super) async fn prepare(context: &Context, names: &Names, settings: &NatsSet
 /// Looks whether what is there fits; says of each stream and bucket whether it is there.
 pub(super) async fn look(context: &Context, names: &Names, settings: &NatsSettings) -> Result<Vec<(String, bool)>, OpenError> {
     let mut found = Vec::new();
-    for wanted in [stream_of_events(names, settings), stream_of_parts(names, settings)] {
+    let streams = [stream_of_events(names, settings), stream_of_parts(names, settings), stream_of_packs(names, settings)];
+    for wanted in streams {
         found.push((format!("the stream {}", wanted.name), stream(context, wanted, false).await?));
     }
     for wanted in buckets(names, settings) {

@@ -144,6 +144,11 @@ pub(super) fn describe() {
         "Times that a run's writer here gave way because another had written; its state is read again."
     );
     describe_counter!("runcast_ownership_taken_over_total", "Runs that are followed here since another replica is gone.");
+    describe_counter!(
+        "runcast_packs_stored_total",
+        "Packs of 64 events for those who read history on NATS; those left out are read event by event."
+    );
+    describe_counter!("runcast_packs_read_total", "Packs that were asked for, by what came of it.");
     describe_counter!("runcast_parts_swept_total", "Parts of large events removed because their event never came.");
     describe_counter!("runcast_live_dropped_total", "Live messages that were not told to other replicas.");
     describe_gauge!("runcast_log_writable", "1 when the log takes appends, else 0; /readyz says why.");
