@@ -418,7 +418,7 @@ impl Default for Fanout {
             linger_ms: 10_000,
             page_events_max: 256,
             page_bytes_max: MIB,
-            pages_max: 4,
+            pages_max: 16,
             reads_max: 4,
             shard_clients_max: 256,
         }

@@ -77,6 +77,8 @@ impl HttpChunk {
 pub struct Frame {
     pub event: Arc<Event>,
     context: Arc<Context>,
+    /// Asked for each client, and known only when the message's content was looked through.
+    closes_text: bool,
     websocket: OnceLock<Option<SocketFrame>>,
     bridge: OnceLock<Option<bridge::Message>>,
     done: OnceLock<bridge::Message>,
@@ -91,6 +93,7 @@ pub struct Frame {
 impl Frame {
     pub fn new(event: Arc<Event>, context: Arc<Context>) -> Self {
         Self {
+            closes_text: event.fact.body.closes_text(),
             event,
             context,
             websocket: OnceLock::new(),
@@ -101,6 +104,11 @@ impl Frame {
             shared: Mutex::new(None),
             text_chars: OnceLock::new(),
         }
+    }
+
+    /// Whether the open text ends here, see [`crate::event::Body::closes_text`].
+    pub fn closes_text(&self) -> bool {
+        self.closes_text
     }
 
     /// About how much memory it takes.

@@ -380,7 +380,7 @@ fn encode(encoding: Nodes, run: &RunId, item: &Item) -> Option<HttpChunk> {
     match item {
         Item::Event { frame, text } => {
             let chunk = frame.nodes(encoding, *text);
-            if *text > 0 && chunk.is_none() && *text > frame.text_chars() && frame.event.fact.body.closes_text() {
+            if *text > 0 && chunk.is_none() && *text > frame.text_chars() && frame.closes_text() {
                 metrics::text_cursor_beyond();
             }
             chunk

@@ -34,7 +34,7 @@ impl Item {
     /// The place of a client at `position` that is sent it.
     pub fn after(&self, position: Position) -> Position {
         match self {
-            Self::Event { frame, .. } => position.after(frame.event.seq, frame.event.fact.body.closes_text()),
+            Self::Event { frame, .. } => position.after(frame.event.seq, frame.closes_text()),
             Self::Text { seq, text } => Position { seq: *seq, text: text.end() },
             Self::Hole { earliest } => Position::at(earliest - 1),
         }

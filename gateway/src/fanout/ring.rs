@@ -120,7 +120,7 @@ impl Ring {
     pub fn push(&mut self, frame: Arc<Frame>) {
         assert_eq!(frame.event.seq, self.head() + 1, "a ring has no holes");
         let body = &frame.event.fact.body;
-        if body.closes_text() {
+        if frame.closes_text() {
             self.close_text(frame.event.seq);
         }
         self.committed_at = None;
