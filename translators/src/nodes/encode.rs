@@ -110,7 +110,10 @@ pub fn record(event: &Event, text: u32) -> Option<Record> {
 /// Whether [`record`] gives one to a client that has nothing of the open text.
 pub fn shows(event: &Event) -> bool {
     match &event.fact.body {
-        Body::AssistantMessage(message) => event.fact.body.closes_text() && !message.text().is_empty(),
+        Body::AssistantMessage(message) => {
+            let mut blocks = message.text_blocks();
+            message.parent.is_none() && blocks.any(|text| text.kind() == Kind::String && !text.string_body().is_empty())
+        }
         Body::ToolCallStarted { .. } | Body::ToolCallFinished(_) | Body::Report { .. } | Body::Settled(_) | Body::Gap { .. } => {
             true
         }
