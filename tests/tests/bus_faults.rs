@@ -262,6 +262,19 @@ async fn text_that_comes_before_its_event_or_after_its_message_is_told_where_it_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn text_that_is_open_and_silent_is_shown_to_who_begins_to_watch_at_another_replica() {
+    let Replicas { servers, nats: _nats } = Replicas::start(2);
+    let [near, far] = [&servers[0], &servers[1]];
+    near.send_lines("r", 0, body(&[json!({"type": "system", "subtype": "init", "session_id": "s"}), started("m1")])).await;
+    near.send_lines("r", 2, body(&[delta("Hel"), delta("lo ")])).await;
+    // Nothing more is said: who comes now has only what is asked for.
+    for server in [near, far] {
+        let mut stream = watch(server, Way::Sse, "r", None).await.expect("a stream");
+        read_text(&mut stream, &mut Vec::new(), "Hello ").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_owner_that_stood_still_beyond_its_lease_notices_that_another_has_taken_over() {
     let keepalive = Some(Duration::from_millis(50));
     let daemon = Daemon::new(daemon::Options { keepalive, ..daemon::Options::default() });

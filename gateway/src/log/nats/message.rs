@@ -214,4 +214,22 @@ mod tests {
         assert!(head(&series.removed(7, 5), 1).expect("readable").is_removed);
         assert!(head(&HeaderMap::new(), 1).is_err());
     }
+
+    #[test]
+    fn only_what_this_stream_has_stamped_has_a_place() {
+        let stamped = |name: &str, subject: &str, place: &str| {
+            let mut headers = HeaderMap::new();
+            for (key, value) in [("Nats-Stream", name), ("Nats-Subject", subject), ("Nats-Sequence", place)] {
+                headers.insert(key, value);
+            }
+            stamp(&headers, "RUNCAST")
+        };
+        assert_eq!(stamped("RUNCAST", "runcast.log.r", "7"), Some((RunId::new("r").expect("an id"), 7)));
+        for (name, subject, place) in
+            [("OTHER", "runcast.log.r", "7"), ("RUNCAST", "runcast.log.=4", "7"), ("RUNCAST", "runcast.log.r", "x")]
+        {
+            assert_eq!(stamped(name, subject, place), None);
+        }
+        assert_eq!(stamp(&HeaderMap::new(), "RUNCAST"), None);
+    }
 }
