@@ -12,6 +12,7 @@ use runcast_tests::{
     nats::NatsServer,
     records::{Way, watch},
     server::{Options, Server, program},
+    until,
 };
 use serde_json::{Value, json};
 
