@@ -139,8 +139,7 @@ test("keys lead from the list into a run, through it and back", async () => {
     await keyboard.press("Enter");
     await view.until((before) => document.querySelector("article.selected")?.getAttribute("aria-posinset") !== before, first);
     await view.until(() => CSS.highlights.get("found")?.size > 0);
-    await keyboard.press("Escape");
-    await view.until(() => document.querySelector(".search-bar") === null);
+    await view.closeSearch();
     await keyboard.press("G");
     await view.until(() => document.querySelector('.tools [aria-pressed="true"]')?.textContent.includes("Follow"));
     await keyboard.press("g");

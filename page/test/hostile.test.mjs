@@ -72,7 +72,7 @@ test("scripts, markup, links, escapes, odd characters and endless lines are show
     // Colours are obeyed, and nothing else.
     await view.search("title");
     await view.until(() => document.querySelector(".output .t-fg1")?.textContent === "red");
-    await view.page.keyboard.press("Escape");
+    await view.closeSearch();
 
     // A long line comes in parts, when it is asked for.
     await view.search("begin xxxxx");

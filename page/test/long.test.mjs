@@ -68,9 +68,7 @@ test("a long run opens whole, and only what can be seen is in the document", asy
     await view.until(() => document.querySelector("article.selected.depth1") !== null);
     await view.sees(words, "article.selected");
     await view.shot("long-run-search");
-    await view.page.keyboard.press("Escape");
-    // Without the bar of the search the timeline stands elsewhere.
-    await view.until(() => document.querySelector(".found") === null);
+    await view.closeSearch();
 
     // The timeline leads to the call that it shows.
     const box = await view.page.locator(".timeline canvas").boundingBox();

@@ -276,6 +276,12 @@ export class View {
     await this.page.keyboard.type(text);
   }
 
+  /** What stands below its bar moves up with it, and the keys go to the page again. */
+  async closeSearch() {
+    await this.page.keyboard.press("Escape");
+    await this.until(() => document.querySelector(".search-bar") === null);
+  }
+
   async shot(name) {
     mkdirSync(SHOTS, { recursive: true });
     await this.page.screenshot({ path: join(SHOTS, `${name}.png`) });
