@@ -2,9 +2,18 @@
 
 use runcast_tests::{
     fixtures,
-    records::{Door, End, WAYS, Way},
+    records::{Door, End, Stream, WAYS, Way},
     server::{Options, Server},
 };
+
+/// A stream that has its place. A WebSocket gets it when it is open already.
+async fn stands(door: &Door, way: Way, run: &str) -> Stream {
+    let mut stream = door.watch(way, run, None).await.expect("a stream");
+    if way == Way::WebSocket {
+        assert_eq!(stream.next().await.map(|first| first.kind).as_deref(), Some("snapshot"));
+    }
+    stream
+}
 
 /// What a client is told that finds no place.
 async fn refusal(door: &Door, way: Way, run: &str) -> String {
@@ -41,12 +50,12 @@ async fn so_many_streams_of_a_run_and_of_a_subject_and_no_more() {
     for way in WAYS {
         let mut open = Vec::new();
         for _ in 0..3 {
-            open.push(door.watch(way, "a", None).await.expect("a place"));
+            open.push(stands(&door, way, "a").await);
         }
         let said = refusal(&door, way, "a").await;
         assert!(is_told(way, &said), "{way:?}: {said}");
         for _ in 0..2 {
-            open.push(door.watch(way, "b", None).await.expect("another run has places"));
+            open.push(stands(&door, way, "b").await);
         }
         let said = refusal(&door, way, "b").await;
         assert!(is_told(way, &said), "{way:?}: {said}");
