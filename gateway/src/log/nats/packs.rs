@@ -174,8 +174,8 @@ impl Shared {
         let Some(info) = self.index().info(run).filter(|info| !info.tombstone) else { return out };
         let start = info.first.max(after + 1);
         let (first, end) = (number_of(start), head / EVENTS);
-        // A few events are had as fast without.
-        if first >= end || first * EVENTS + 1 < info.first || head - after < EVENTS {
+        // A few events are had as fast without; and what is asked for without a connection would only pile up.
+        if first >= end || first * EVENTS + 1 < info.first || head - after < EVENTS || !self.is_connected() {
             return out;
         }
         // As many as fit, if they are as large as the run's events are on average; the last one whole, so that who goes on
