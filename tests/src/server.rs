@@ -201,7 +201,9 @@ impl Server {
         if self.options.with_token {
             headers.insert("authorization", format!("Bearer {TOKEN}").parse().expect("a header"));
         }
-        reqwest::Client::builder().default_headers(headers).build().expect("a client")
+        // A server may hold its senders up for as long as it takes; the library would give a closed window up after 30 s.
+        let builder = reqwest::Client::builder().tcp_user_timeout(None);
+        builder.default_headers(headers).build().expect("a client")
     }
 
     /// Sends a run in, whole: its lines, and its end.

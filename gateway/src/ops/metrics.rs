@@ -67,7 +67,7 @@ const LONG: [&str; 4] = [
     "runcast_run_event_gap_seconds",
 ];
 
-const KEEP_UP_EVERY: Duration = Duration::from_secs(5);
+const KEEP_UP_EVERY: Duration = Duration::from_secs(1);
 
 /// Starts collecting; gives what renders `/metrics`.
 pub fn install() -> Result<metrics_exporter_prometheus::PrometheusHandle, metrics_exporter_prometheus::BuildError> {
@@ -120,9 +120,12 @@ pub async fn keep_up(handle: metrics_exporter_prometheus::PrometheusHandle, mut 
     let mut tick = tokio::time::interval(KEEP_UP_EVERY);
     loop {
         tokio::select! {
-            _ = tick.tick() => handle.run_upkeep(),
+            _ = tick.tick() => {}
             () = crate::stopped(&mut stop) => return,
         }
+        // Beside the workers: there may be hundreds of thousands of samples.
+        let handle = handle.clone();
+        let _ = tokio::task::spawn_blocking(move || handle.run_upkeep()).await;
     }
 }
 
