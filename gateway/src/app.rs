@@ -149,7 +149,6 @@ impl App {
             log: log.clone(),
             look: Arc::new(look),
             render: render.clone(),
-            turn: Arc::new(tokio::sync::Semaphore::new(1)),
             upstreams: upstreams.clone(),
             draining: leaving.subscribe(),
         });

@@ -8,7 +8,7 @@ use std::{
 use axum::{Router, extract::State, http::StatusCode, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
 use runcast_translators::event::{Millis, rfc3339};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use super::metrics;
 use crate::log::Log;
@@ -20,8 +20,6 @@ pub struct Admin {
     /// Measures what is only looked at when somebody asks.
     pub look: Arc<dyn Fn() + Send + Sync>,
     pub render: PrometheusHandle,
-    /// Who has it renders the metrics.
-    pub turn: Arc<Semaphore>,
     /// What is wrong with upstreams at present, by name.
     pub upstreams: Upstreams,
     /// True from the first stop signal on.
@@ -72,19 +70,11 @@ pub fn routes(admin: Admin) -> Router {
         .with_state(admin)
 }
 
-/// It takes the longer the more has happened and is open, so it is done beside the workers, for one who asks at a time.
-async fn render(State(admin): State<Admin>) -> Result<String, StatusCode> {
-    let unavailable = |_| StatusCode::SERVICE_UNAVAILABLE;
-    let turn = admin.turn.clone().acquire_owned().await.map_err(unavailable)?;
-    let rendering = tokio::task::spawn_blocking(move || {
-        metrics::log_stats(&admin.log.stats());
-        metrics::look_at_process();
-        (admin.look)();
-        let rendered = admin.render.render();
-        drop(turn);
-        rendered
-    });
-    rendering.await.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
+async fn render(State(admin): State<Admin>) -> String {
+    metrics::log_stats(&admin.log.stats());
+    metrics::look_at_process();
+    (admin.look)();
+    admin.render.render()
 }
 
 async fn ready(State(admin): State<Admin>) -> (StatusCode, String) {

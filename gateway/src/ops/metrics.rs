@@ -67,6 +67,7 @@ const LONG: [&str; 4] = [
     "runcast_run_event_gap_seconds",
 ];
 
+/// Often, so that there is never much to do at once.
 const KEEP_UP_EVERY: Duration = Duration::from_secs(1);
 
 /// Starts collecting; gives what renders `/metrics`.
@@ -120,12 +121,9 @@ pub async fn keep_up(handle: metrics_exporter_prometheus::PrometheusHandle, mut 
     let mut tick = tokio::time::interval(KEEP_UP_EVERY);
     loop {
         tokio::select! {
-            _ = tick.tick() => {}
+            _ = tick.tick() => handle.run_upkeep(),
             () = crate::stopped(&mut stop) => return,
         }
-        // Beside the workers: there may be hundreds of thousands of samples.
-        let handle = handle.clone();
-        let _ = tokio::task::spawn_blocking(move || handle.run_upkeep()).await;
     }
 }
 
