@@ -24,6 +24,8 @@ use crate::{
 const EVENTS: u64 = 64;
 /// Larger packs are not made: large events are read well one by one.
 const BYTES_MAX: usize = 256 << 10;
+/// What an event that waits takes beside its bytes, with its share of what its run takes.
+const EVENT_BYTES: usize = 256;
 /// Packs that are read at once.
 const READ_MAX: u64 = 8;
 /// Packs that are stored at once, and that wait for it.
@@ -73,13 +75,13 @@ impl Packing {
     fn take(&mut self, run: &RunId, incarnation: u32, kept: &Kept<'_>, bytes_max: usize) -> Option<Pack> {
         self.taken += 1;
         if (kept.seq - 1).is_multiple_of(EVENTS) {
-            let events = Vec::with_capacity(EVENTS as usize);
-            self.open.insert(run.clone(), Open { incarnation, next: kept.seq, at: self.taken, bytes: 0, events });
+            let (next, at) = (kept.seq, self.taken);
+            self.open.insert(run.clone(), Open { incarnation, next, at, bytes: 0, events: Vec::new() });
         }
         let open = self.open.get(run)?;
         let is_next = open.incarnation == incarnation && open.next == kept.seq;
         let payload = kept.payload.filter(|payload| is_next && open.bytes + payload.len() <= BYTES_MAX);
-        let charged = payload.and_then(|payload| Some((payload.clone(), self.charge(payload.len(), bytes_max)?)));
+        let charged = payload.and_then(|payload| Some((payload.clone(), self.charge(payload.len() + EVENT_BYTES, bytes_max)?)));
         let mut open = self.open.remove(run)?;
         open.bytes += charged.as_ref().map_or(0, |(payload, _)| payload.len());
         open.events.push(charged?);
@@ -257,7 +259,7 @@ mod tests {
     fn a_pack_is_made_of_sixty_four_events_in_a_row_and_of_nothing_less() {
         let mut packing = Packing::default();
         assert_eq!(take(&mut packing, "r", 1, 1..=130, 10), [(0, 640), (1, 1280)]);
-        assert_eq!(waiting(&packing), 20);
+        assert_eq!(waiting(&packing), 2 * (10 + EVENT_BYTES));
         // Another owner has written some, and this one comes again.
         assert_eq!(take(&mut packing, "r", 1, 150..=192, 10), []);
         assert_eq!(waiting(&packing), 0);
