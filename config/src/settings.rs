@@ -333,7 +333,7 @@ impl Default for Log {
             cache_bytes_max: 64 * MIB,
             group_appends_max: 1024,
             group_bytes_max: 8 * MIB,
-            journal_bytes_max: 4 * MIB,
+            journal_bytes_max: 16 * MIB,
             queue_max: 1024,
             retry_max_ms: 2_000,
             read_wait_ms: 30_000,

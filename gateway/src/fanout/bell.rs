@@ -97,7 +97,8 @@ impl Bell {
         }
     }
 
-    fn rings(&self) -> u64 {
+    /// How often it was rung.
+    pub fn rings(&self) -> u64 {
         self.rings.load(Ordering::Acquire)
     }
 

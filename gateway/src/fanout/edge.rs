@@ -1,16 +1,19 @@
 //! The edge: clients that have all there is. What comes is written to them from one place, without waking their tasks.
 //!
-//! A client that is waiting hands its place and its socket to a shard of its hub; the shard's one task writes each new batch
-//! to all of its clients, encoded and laid out once. The socket of a client never blocks it: one that takes less than the
+//! A client that is waiting hands its place and its socket to a shard of its hub; there each new batch is written to all
+//! clients, encoded and laid out once. The first shard goes along with its hub, in one task: most runs have few clients, and
+//! to wake a second task for them costs as much as a third of what is written to one. Every further shard has its own. The socket of a client never blocks it: one that takes less than the
 //! whole is given back at once and goes on by its own task, from exactly where it is. So is one for whom a large record
 //! comes: that is written by its own task, which may have to wait for room to hold it.
 
 use std::{
+    future::{Future, poll_fn},
     io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    task::Poll,
     time::Instant,
 };
 
@@ -50,9 +53,15 @@ const TURNS: usize = 8;
 const WRITES_HELD: usize = 4;
 
 /// The edge of one hub.
-#[derive(Default)]
 pub(super) struct Edge {
+    /// The first one is the hub's own, and stays.
     shards: Mutex<Vec<Arc<Shard>>>,
+}
+
+impl Default for Edge {
+    fn default() -> Self {
+        Self { shards: Mutex::new(vec![Arc::default()]) }
+    }
 }
 
 #[derive(Default)]
@@ -127,7 +136,8 @@ impl Edge {
             None => {
                 let shard = Arc::new(Shard::default());
                 shards.push(shard.clone());
-                tokio::spawn(Pump::new(reader.hub().clone(), shard.clone()).run(reader.listener().another()));
+                let news = News::Rung(reader.listener().another());
+                tokio::spawn(Pump::new(reader.hub().clone(), shard.clone()).run(news));
                 shard
             }
         };
@@ -136,6 +146,13 @@ impl Edge {
         // Still under the lock: a shard that ends looks for newcomers under it.
         shard.bell.notify_one();
         shard
+    }
+
+    /// Serves the hub's own shard, without end. To be polled by the task that rings the hub's bell, each time after that:
+    /// nothing else wakes it for what is new.
+    pub fn serve_own(hub: &Arc<Hub>) -> impl Future<Output = ()> + Send + use<> {
+        let shard = lock(&hub.edge.shards)[0].clone();
+        Pump::new(hub.clone(), shard).run(News::Beside { heard: hub.bell().rings() })
     }
 
     /// Ends a shard without clients; false when somebody has come in the meantime.
@@ -149,7 +166,15 @@ impl Edge {
     }
 }
 
-/// What a shard's task works with.
+/// How a shard hears that there is something new.
+enum News {
+    /// By a task of its own, which the bell wakes.
+    Rung(Listener),
+    /// By the task that rings the bell, which had been rung so often when the shard last looked.
+    Beside { heard: u64 },
+}
+
+/// What serves a shard.
 struct Pump {
     hub: Arc<Hub>,
     shard: Arc<Shard>,
@@ -184,6 +209,29 @@ struct Batch {
     to_measure: bool,
 }
 
+impl News {
+    /// What there is so far is known: to be called before looking. Gives whether there was anything new.
+    fn mark(&mut self, hub: &Hub) -> bool {
+        match self {
+            Self::Rung(listener) => listener.mark(),
+            Self::Beside { heard } => {
+                let rings = hub.bell().rings();
+                std::mem::replace(heard, rings) != rings
+            }
+        }
+    }
+
+    /// Waits until there is something new since [`Self::mark`].
+    async fn come(&mut self, hub: &Hub) {
+        match self {
+            Self::Rung(listener) => listener.changed().await,
+            Self::Beside { heard } => {
+                poll_fn(|_| if hub.bell().rings() == *heard { Poll::Pending } else { Poll::Ready(()) }).await;
+            }
+        }
+    }
+}
+
 impl Pump {
     fn new(hub: Arc<Hub>, shard: Arc<Shard>) -> Self {
         let turn_clients = (hub.settings.shard_clients_max / TURNS).max(1);
@@ -200,18 +248,18 @@ impl Pump {
         }
     }
 
-    async fn run(mut self, mut listener: Listener) {
+    async fn run(mut self, mut news: News) {
         // Members before this one have been written to since the last change.
         let mut served = 0;
         loop {
             // Whatever changes from here on wakes us; what has changed concerns all, also if a newcomer woke us.
-            let (has_changed, have_left) = (listener.mark(), self.take_newcomers());
+            let (has_changed, have_left) = (news.mark(&self.hub), self.take_newcomers());
             if has_changed || have_left {
                 served = 0;
             }
             let more = self.pass(served).await;
             served = if more { 0 } else { self.members.len() };
-            if self.members.is_empty() && self.hub.edge.close(&self.shard) {
+            if self.members.is_empty() && matches!(news, News::Rung(_)) && self.hub.edge.close(&self.shard) {
                 return;
             }
             // Whoever makes events fast is not to keep this from giving others their turn.
@@ -222,7 +270,7 @@ impl Pump {
             tokio::select! {
                 // In order, so that a simulation goes the same way again.
                 biased;
-                () = listener.changed() => {}
+                () = news.come(&self.hub) => {}
                 () = self.shard.bell.notified() => {}
             }
         }

@@ -146,7 +146,12 @@ impl Hubs {
         memory.hub_opened();
         let (hubs, own) = (self.clone(), hub.clone());
         tokio::spawn(async move {
-            own.follow(&hubs, tail).await;
+            // In this order, so that what comes is written in the same turn.
+            tokio::select! {
+                biased;
+                () = own.follow(&hubs, tail) => {}
+                () = Edge::serve_own(&own) => {}
+            }
             own.memory.hub_closed();
             metrics::hub_closed();
         });
@@ -220,6 +225,10 @@ impl Drop for Hub {
 impl Hub {
     pub(super) fn ring(&self) -> MutexGuard<'_, Ring> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn bell(&self) -> &Bell {
+        &self.bell
     }
 
     pub(super) fn frame(&self, event: Arc<Event>) -> Arc<Frame> {

@@ -124,6 +124,8 @@ const SEGMENT_PART: usize = 8;
 /// same whether it holds few events or many, and shares the processor with those who write to the clients.
 const PAUSE: u32 = 4;
 const PAUSE_MAX: Duration = Duration::from_millis(4);
+/// And at least so long: a commit of few events takes some microseconds, and what it wakes takes many more.
+const PAUSE_MIN: Duration = Duration::from_micros(400);
 /// Room for so much of a row is kept between commits.
 const CONTENT_BYTES_KEPT: usize = 256 << 10;
 
@@ -261,7 +263,7 @@ impl Writer {
             }
         }
         if group.accepted.len() > 1 {
-            self.pause = (took * PAUSE).min(PAUSE_MAX);
+            self.pause = (took * PAUSE).clamp(PAUSE_MIN, PAUSE_MAX);
         }
         let commit = |accepted: &Accepted| Some((accepted.events.first()?.run.clone(), accepted.events.clone().into()));
         let commits = group.accepted.iter().filter_map(commit).collect();
