@@ -139,6 +139,9 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
     if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
         return invalid(key, "must be at least 1");
     }
+    if log.group_wait_us > 1_000_000 {
+        return invalid("log.group_wait_us", "must be at most 1000000, a second");
+    }
     for (key, value, least) in [
         ("stream.frame_bytes_max", stream.frame_bytes_max, 4096),
         ("stream.record_bytes_max", stream.record_bytes_max, 4096),

@@ -15,6 +15,11 @@ pub fn resident_kib(pid: u32) -> u64 {
     status(&format!("/proc/{pid}/status"), "VmRSS").expect("it runs")
 }
 
+/// Whether the kernel may give it huge pages.
+pub fn may_have_huge_pages(pid: u32) -> bool {
+    status(&format!("/proc/{pid}/status"), "THP_enabled").expect("it runs") != 0
+}
+
 /// How often the threads of a process have slept and were woken.
 pub fn wake_ups(pid: u32) -> u64 {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");

@@ -12,7 +12,7 @@ use std::{
 };
 
 use runcast_tests::{
-    process::resident_kib,
+    process::{may_have_huge_pages, resident_kib},
     raw::{RawStream, allow_files},
     records::Way,
     server::{Options, Server},
@@ -37,6 +37,12 @@ const STUCK_SENDERS: usize = 900;
 const STUCK_CLIENTS: usize = 800;
 /// So many are cut off before a test is content that others get on for it.
 const CUT_OFF_MIN: f64 = 20.0;
+
+#[tokio::test]
+async fn a_server_has_no_huge_pages() {
+    let server = Server::start_with(Options::default());
+    assert!(!may_have_huge_pages(server.pid()));
+}
 
 fn options() -> Options {
     Options::default()

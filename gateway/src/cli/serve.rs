@@ -44,6 +44,7 @@ impl Serve {
         settings.log.path = self.data.unwrap_or(settings.log.path);
         settings.server.insecure |= self.insecure;
         let pre_drain = Duration::from_millis(settings.server.pre_drain_ms);
+        small_pages();
         let runtime = match runtime() {
             Ok(runtime) => runtime,
             Err(error) => return fail(&error, 1),
@@ -102,4 +103,12 @@ impl Serve {
             Err(error) => fail(&format!("{error:#}"), 1),
         }
     }
+}
+
+/// No page of memory of this process is a huge one. To clear one when it is first touched takes the kernel milliseconds on
+/// some machines, in which nobody is served; what is held for runs grows by kilobytes.
+fn small_pages() {
+    // Where there is no such choice, nothing is lost.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
 }

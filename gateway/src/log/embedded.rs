@@ -118,6 +118,7 @@ impl Embedded {
             recovery: None,
             worked_again: None,
             pause: Duration::ZERO,
+            crowded: 0,
             current: None,
             folding,
             content: Vec::new(),

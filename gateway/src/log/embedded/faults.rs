@@ -2,6 +2,7 @@
 
 mod damage;
 mod device;
+mod groups;
 mod journal;
 
 use std::{

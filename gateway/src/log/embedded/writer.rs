@@ -69,8 +69,10 @@ pub(super) struct Writer {
     pub recovery: Option<Recovery>,
     /// When the last recovery was over, and how long its last pause was.
     pub worked_again: Option<(Instant, Duration)>,
-    /// How long the next group may gather, from the end of the last commit on.
+    /// How long the next group gathers, from the end of the last commit on.
     pub pause: Duration,
+    /// How many more groups gather, if each of them is a single append.
+    pub crowded: u32,
     /// Where the journal is appended to; none while the device fails.
     pub current: Option<Current>,
     /// Puts events at their place.
@@ -120,23 +122,23 @@ struct Accepted {
 const FULL_PART: usize = 2;
 /// A segment of this part of what the journal may have is full.
 const SEGMENT_PART: usize = 8;
-/// Behind a commit of several appends the next group gathers for so many times what that commit took: one costs nearly the
-/// same whether it holds few events or many, and shares the processor with those who write to the clients.
+/// Behind a commit of several appends, and so many commits behind it, the next group gathers: a commit costs nearly the same
+/// whether it holds few events or many, and so does what it wakes. Who has long appended alone does not wait.
+const CROWDED: u32 = 8;
+/// It gathers for so many times what the commit took, or as long as the settings say: a commit of few events takes some
+/// microseconds, and what it wakes takes many more of the processor that writes to the clients.
 const PAUSE: u32 = 4;
 const PAUSE_MAX: Duration = Duration::from_millis(4);
-/// And at least so long: a commit of few events takes some microseconds, and what it wakes takes many more.
-const PAUSE_MIN: Duration = Duration::from_micros(400);
 /// Room for so much of a row is kept between commits.
 const CONTENT_BYTES_KEPT: usize = 256 << 10;
 
 impl Writer {
     pub fn run(mut self, mut queue: mpsc::Receiver<Command>) {
         let mut closed = None;
-        while let Some(command) = self.next(&mut queue) {
-            // What fails is not waited for.
-            if self.recovery.is_none() {
-                std::thread::sleep(std::mem::take(&mut self.pause));
-            }
+        loop {
+            // Before it is asked for anything: so nobody needs to wake it.
+            std::thread::sleep(std::mem::take(&mut self.pause));
+            let Some(command) = self.next(&mut queue) else { break };
             let mut group = Group { next_number: self.index().next_number(), ..Group::default() };
             let mut next = Some(command);
             let mut after = None;
@@ -262,8 +264,9 @@ impl Writer {
                 index.put(run.number, run.info, now);
             }
         }
-        if group.accepted.len() > 1 {
-            self.pause = (took * PAUSE).clamp(PAUSE_MIN, PAUSE_MAX);
+        self.crowded = if group.accepted.len() > 1 { CROWDED } else { self.crowded.saturating_sub(1) };
+        if self.crowded > 0 {
+            self.pause = (took * PAUSE).min(PAUSE_MAX).max(Duration::from_micros(self.settings.group_wait_us));
         }
         let commit = |accepted: &Accepted| Some((accepted.events.first()?.run.clone(), accepted.events.clone().into()));
         let commits = group.accepted.iter().filter_map(commit).collect();
