@@ -27,6 +27,18 @@ pub fn wake_ups(pid: u32) -> u64 {
     paths.filter_map(|path| status(&path, "voluntary_ctxt_switches")).sum()
 }
 
+/// How far the threads of this name give way to others: their nice values.
+pub fn nice_values(pid: u32, name: &str) -> Vec<i64> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+    let stats = threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("stat")).ok());
+    let values = stats.filter_map(|stat| {
+        let (named, fields) = stat.rsplit_once(')')?;
+        let value = fields.split_whitespace().nth(16)?.parse().ok()?;
+        named.ends_with(&format!("({name}")).then_some(value)
+    });
+    values.collect()
+}
+
 fn status(path: &str, key: &str) -> Option<u64> {
     let status = std::fs::read_to_string(path).ok()?;
     let line = status.lines().find(|line| line.split(':').next() == Some(key))?;

@@ -8,13 +8,26 @@ use std::{
 
 use runcast_tests::{
     fixtures,
+    process::nice_values,
     records::{End, Record, WAYS, Way, watch},
     server::{Options, Server, program},
+    until,
 };
 
 async fn ready(server: &Server) -> (u16, String) {
     let answer = reqwest::get(format!("{}/readyz", server.admin)).await.expect("an answer");
     (answer.status().as_u16(), answer.text().await.expect("a body"))
+}
+
+#[tokio::test]
+async fn what_puts_events_at_their_place_gives_way_to_all_else() {
+    let server = Server::start();
+    let value = |name| match nice_values(server.pid(), name)[..] {
+        [value] => value,
+        ref values => panic!("{name}: {values:?}"),
+    };
+    // It says so itself, as the first thing that it does.
+    until("a thread that gives way", || async { (value("log-fold") > value("log-writer")).then_some(()) }).await;
 }
 
 fn file(server: &Server) -> PathBuf {

@@ -203,7 +203,7 @@ async fn a_client_that_stops_reading_what_it_is_behind_by_has_whole_frames_and_c
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_that_talk_into_their_streams_without_end_leave_others_their_turn() {
+async fn clients_that_talk_into_their_streams_without_end_leave_others_their_turn_and_are_cut_off() {
     let server = Server::start();
     server.send_lines("r", 0, line("a")).await;
     let count = 2 * std::thread::available_parallelism().map_or(2, usize::from) + 2;
@@ -221,7 +221,8 @@ async fn clients_that_talk_into_their_streams_without_end_leave_others_their_tur
         within("an answer", server.send_lines("r", n, line(&text))).await;
         read_until(&mut other, text.as_bytes(), 1).await;
     }
-    talkers.shutdown().await;
+    within("the end of the talk", async { while talkers.join_next().await.is_some() {} }).await;
+    until("one open stream", || async { (server.metric("runcast_connections", &[]).await == 1.0).then_some(()) }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -352,4 +353,40 @@ async fn a_close_is_said_once_and_the_clients_answer_ends_the_connection() {
     let closes: Vec<_> = frames(body).into_iter().filter(|(opcode, _)| *opcode == 8).collect();
     let expected = [&1000_u16.to_be_bytes()[..], b"the run is over"].concat();
     assert_eq!(closes, [(8, expected)]);
+}
+
+/// What has come of a line is no line when the sender's connection ends in it, with a FIN or with a reset.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sender_that_is_cut_off_within_a_line_has_sent_those_before_it() {
+    let server = Server::start();
+    for (run, is_reset) in [("fin", false), ("reset", true)] {
+        let lines: Vec<String> = (0..3).map(|n| line(&format!("text-{n}."))).collect();
+        let (whole, half) = (lines[..2].concat(), &lines[2][..lines[2].len() / 2]);
+        let next_line = async || server.get(&format!("/v1/runs/{run}/ingest")).await.1["next_line"].as_u64();
+        let places = async || server.metric("runcast_places_taken", &[]).await;
+        assert_eq!(next_line().await, None);
+        let before = places().await;
+        let head = format!(
+            "POST /v1/runs/{run}/events?session=tests&from=0 HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+        );
+        let chunk = format!("{:x}\r\n{whole}{half}\r\n", whole.len() + half.len());
+        let socket = ask(&server, &format!("{head}\r\n{chunk}")).await;
+        until("the whole lines", || async { (next_line().await == Some(2)).then_some(()) }).await;
+        if is_reset {
+            rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO)).expect("set");
+        }
+        drop(socket);
+        until("its place", || async { (places().await <= before).then_some(()) }).await;
+        assert_eq!(server.send_lines(run, 2, lines[2].clone()).await, 3);
+        server.end(run, Some(0)).await;
+        let told = ask(
+            &server,
+            &format!("GET /v1/nodes/{run}/events?after=0 HTTP/1.1\r\nhost: localhost\r\naccept: application/x-ndjson\r\n\r\n"),
+        );
+        let told = String::from_utf8(rest(&mut told.await).await).expect("text");
+        for n in 0..3 {
+            assert_eq!(told.matches(&format!("text-{n}.")).count(), 1, "{told}");
+        }
+        assert!(!told.contains("unreadable"), "{told}");
+    }
 }

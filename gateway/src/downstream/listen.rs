@@ -88,6 +88,7 @@ struct Front {
     tls: Option<Arc<Tls>>,
     budget: Budget,
     stall: Duration,
+    talk_bytes_max: usize,
     stop: watch::Receiver<bool>,
 }
 
@@ -185,7 +186,9 @@ impl Front {
             .keep_alive_interval(header_timeout)
             .keep_alive_timeout(header_timeout);
         let stall = Duration::from_millis(settings.stream.write_stall_ms);
-        Self { routes, http1, http2, header_timeout, places, tls, budget, stall, stop }
+        // Another request is the most that a client could have thought of.
+        let talk_bytes_max = server.header_bytes_max;
+        Self { routes, http1, http2, header_timeout, places, tls, budget, stall, talk_bytes_max, stop }
     }
 
     async fn accepted(self: Arc<Self>, accepted: Accepted, place: OwnedSemaphorePermit, is_over: bool) {
@@ -215,7 +218,7 @@ impl Front {
 
     async fn met(self: Arc<Self>, stream: Stream, place: OwnedSemaphorePermit, peer: Peer) {
         let peer = Peer { address: stream.address(), ..peer };
-        let socket = RawSocket::new(stream, place, self.budget.clone(), self.stall);
+        let socket = RawSocket::new(stream, place, self.budget.clone(), self.stall, self.talk_bytes_max);
         self.connection(socket, peer).await;
     }
 

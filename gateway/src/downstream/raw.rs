@@ -4,7 +4,10 @@ use std::{
     collections::VecDeque,
     io::{self, IoSlice},
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -51,6 +54,8 @@ struct Shared {
     stream: Stream,
     /// Held as long as the socket lives.
     _place: OwnedSemaphorePermit,
+    /// How many bytes the peer may still say into a stream in which it has nothing to say.
+    talk_left: AtomicUsize,
 }
 
 /// Why a write did not succeed.
@@ -70,9 +75,9 @@ impl Sink for Shared {
 }
 
 impl RawSocket {
-    /// `budget`: for what clients hold that are slow to take it.
-    pub fn new(stream: Stream, place: OwnedSemaphorePermit, budget: Budget, stall: Duration) -> Self {
-        let shared = Arc::new(Shared { stream, _place: place });
+    /// `budget`: for what clients hold that are slow to take it. `talk_bytes_max`: what a peer may say that has nothing to say.
+    pub fn new(stream: Stream, place: OwnedSemaphorePermit, budget: Budget, stall: Duration, talk_bytes_max: usize) -> Self {
+        let shared = Arc::new(Shared { stream, _place: place, talk_left: AtomicUsize::new(talk_bytes_max) });
         let unread = Bytes::new();
         Self { shared, budget, held: None, unread, stall, deadline: None, muted: false, handover: None }
     }
@@ -247,7 +252,7 @@ impl RawSocket {
         self.shared.stream.try_write_vectored(&slices[..count])
     }
 
-    /// Reads and throws away until the peer says no more.
+    /// Reads and throws away until the peer says no more, or has said too much.
     pub async fn gone(&self) {
         let mut thrown = [0; 512];
         loop {
@@ -255,7 +260,14 @@ impl RawSocket {
             tokio::task::consume_budget().await;
             match self.shared.stream.try_read(&mut thrown) {
                 Ok(0) => return,
-                Ok(_) => continue,
+                Ok(read) => {
+                    let left = self.shared.talk_left.load(Ordering::Relaxed).saturating_sub(read);
+                    self.shared.talk_left.store(left, Ordering::Relaxed);
+                    if left == 0 {
+                        return tracing::debug!("a client that has nothing to say did not stop talking");
+                    }
+                    continue;
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(_) => return,
             }
@@ -391,7 +403,7 @@ mod tests {
         let peer = TcpStream::connect(listener.local_addr().expect("an address")).await.expect("connected");
         let (stream, _) = listener.accept().await.expect("accepted");
         let place = Arc::new(Semaphore::new(1)).acquire_owned().await.expect("open");
-        let mut socket = RawSocket::new(Stream::Tcp(stream), place, budget.clone(), stall);
+        let mut socket = RawSocket::new(Stream::Tcp(stream), place, budget.clone(), stall, BYTES);
         assert!(socket.try_hold(BYTES));
         (socket, peer, VecDeque::from([Bytes::from(vec![b'x'; BYTES])]))
     }
