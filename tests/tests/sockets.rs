@@ -379,11 +379,9 @@ async fn a_sender_that_is_cut_off_within_a_line_has_sent_those_before_it() {
         until("its place", || async { (places().await <= before).then_some(()) }).await;
         assert_eq!(server.send_lines(run, 2, lines[2].clone()).await, 3);
         server.end(run, Some(0)).await;
-        let told = ask(
-            &server,
-            &format!("GET /v1/nodes/{run}/events?after=0 HTTP/1.1\r\nhost: localhost\r\naccept: application/x-ndjson\r\n\r\n"),
-        );
-        let told = String::from_utf8(rest(&mut told.await).await).expect("text");
+        let request =
+            format!("GET /v1/nodes/{run}/events?after=0 HTTP/1.1\r\nhost: localhost\r\naccept: application/x-ndjson\r\n\r\n");
+        let told = String::from_utf8(rest(&mut ask(&server, &request).await).await).expect("text");
         for n in 0..3 {
             assert_eq!(told.matches(&format!("text-{n}.")).count(), 1, "{told}");
         }
