@@ -282,6 +282,24 @@ async fn retention_removes_settled_runs_and_a_run_that_comes_again_goes_on_behin
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_name_is_claimed_once_and_none_when_there_is_no_room_for_more() {
+    for Backend { log, .. } in backends(|settings| settings.log.claims_max = 4).await {
+        let (made, until) = (runcast::now(), runcast::now() + 60_000);
+        let claim = async |number: usize| log.claim(&format!("a-name-as-long-as-those-{number}"), made, until).await;
+        let mut claimed = 0;
+        while let Ok(is_first) = claim(claimed).await {
+            assert!(is_first);
+            claimed += 1;
+            assert!(claimed < 16, "there is always room");
+        }
+        assert!(claimed >= 4, "{claimed}");
+        for number in 0..claimed {
+            assert!(!matches!(claim(number).await, Ok(true)), "a second time");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_acknowledged_is_there_after_the_log_is_opened_again() {
     for backend in backends(|_| {}).await {
         let log = backend.log.clone();

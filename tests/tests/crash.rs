@@ -169,6 +169,24 @@ async fn the_ingest_command_says_what_is_wrong() {
     assert!(output.status.code() == Some(70) && said.contains("gave up"), "{said}");
 }
 
+/// Its lines are kept when the message is whole, for which there is no room.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_longer_than_the_buffer_of_the_ingest_command_is_not_waited_for_without_end() {
+    let server = Server::start();
+    let input = tempfile::NamedTempFile::new().expect("a file");
+    let delta = "{\"type\":\"stream_event\",\"event\":{\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"a\"}}}\n";
+    std::fs::write(input.path(), delta.repeat(100)).expect("written");
+    let output = Command::new(program())
+        .args(["ingest", "--run", "r", "--url", &server.base, "--buffer-bytes-max", "1000", "--give-up-after-s", "0"])
+        .args(["--", "sh", "-c", "cat \"$0\"; exit 3"])
+        .arg(input.path())
+        .output()
+        .expect("it starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("gave up") && said.contains("--buffer-bytes-max"), "{said}");
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(3), 100 * delta.len()), "the command has its way");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_stops_reading_is_let_go_with_its_protocols_signal_and_nobody_waits_for_it() {
     let server = Server::start_with(

@@ -39,7 +39,7 @@ pub(super) struct Ingest {
     /// Lines that are not kept yet are held in memory up to this many bytes; then the input waits
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20)]
     buffer_bytes_max: usize,
-    /// Give up when the gateway could not be reached for this long
+    /// Give up when the gateway could not be reached, or has kept nothing of a full buffer, for this long
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     give_up_after_s: u64,
     /// Say nothing but errors

@@ -143,7 +143,7 @@ impl Nats {
         let mut context = jetstream::new(client.clone());
         context.set_timeout(answer_wait);
         let names = Arc::new(Names::new(&nats.name));
-        let buckets = patiently(deadline, || setup::prepare(&context, &names, nats)).await?;
+        let buckets = patiently(deadline, || setup::prepare(&context, &names, settings)).await?;
         let (live, queue) = mpsc::channel(nats.live_queue_max);
         let (packs, full) = mpsc::channel(packs::QUEUE_MAX);
         let shared = Arc::new(Shared {
@@ -202,7 +202,7 @@ impl Nats {
         let (links, _) = watch::channel(0);
         let client = connect::connect(&settings.nats, links).await?;
         let names = Names::new(&settings.nats.name);
-        let found = setup::look(&jetstream::new(client.clone()), &names, &settings.nats).await?;
+        let found = setup::look(&jetstream::new(client.clone()), &names, settings).await?;
         let mut lines = vec![format!("connected to NATS {}", client.server_info().version)];
         lines.extend(found.into_iter().map(|(name, is_there)| {
             let word = if is_there { "is there and fits" } else { "is not there and will be made" };

@@ -24,6 +24,8 @@ struct Window {
     lines: VecDeque<Bytes>,
     bytes: usize,
     ended: bool,
+    /// The source waits for room.
+    full: bool,
     /// Nobody sends any more: what comes is thrown away.
     given_up: bool,
 }
@@ -60,7 +62,8 @@ impl Buffer {
                 if window.given_up {
                     return;
                 }
-                if window.bytes == 0 || window.bytes + line.len() <= self.bytes_max {
+                window.full = window.bytes > 0 && window.bytes + line.len() > self.bytes_max;
+                if !window.full {
                     window.bytes += line.len();
                     window.lines.push_back(line);
                     drop(window);
@@ -70,6 +73,16 @@ impl Buffer {
             }
             changed.await;
         }
+    }
+
+    /// How many bytes may be held.
+    pub fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
+    /// Whether the source waits for room.
+    pub fn is_full(&self) -> bool {
+        self.window().full
     }
 
     pub fn end(&self) {
@@ -173,9 +186,10 @@ mod tests {
             async move { buffer.push("b\n".into()).await }
         });
         tokio::task::yield_now().await;
-        assert!(!pushing.is_finished());
+        assert!(!pushing.is_finished() && buffer.is_full());
         buffer.trim(1);
         pushing.await.expect("pushed");
+        assert!(!buffer.is_full());
         assert_eq!(buffer.next(1), Next::Lines("b\n".into(), 1));
     }
 }

@@ -23,6 +23,8 @@ const RETRY_MIN: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 /// How often the gateway is asked what it has kept.
 const ASK_EVERY: Duration = Duration::from_secs(1);
+/// After so long without anything kept of a full buffer that is told.
+const TELL_FULL_AFTER: Duration = Duration::from_secs(10);
 
 pub(super) struct Sender {
     client: Client,
@@ -41,6 +43,26 @@ enum Failure {
     Lost(String),
     /// The gateway has said no, and which of its codes that is.
     Final { code: String, what: String },
+}
+
+/// Whether a full buffer gets any emptier.
+#[derive(Default)]
+struct Stuck {
+    /// Since when it is full with nothing more kept, and how much was kept then.
+    since: Option<(Instant, u64)>,
+    told: bool,
+}
+
+impl Stuck {
+    /// Since when it has been so.
+    fn look(&mut self, is_full: bool, kept: u64) -> Option<Instant> {
+        match self.since {
+            Some((_, before)) if is_full && before == kept => {}
+            _ if is_full => self.since = Some((Instant::now(), kept)),
+            _ => self.since = None,
+        }
+        self.since.map(|(since, _)| since)
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -182,6 +204,7 @@ impl Sender {
         let request = self.request(reqwest::Method::POST, &path).header("content-type", "application/x-ndjson");
         let sending = request.body(reqwest::Body::wrap_stream(body)).send();
         tokio::pin!(sending);
+        let mut stuck = Stuck::default();
         let answer = loop {
             tokio::select! {
                 answer = &mut sending => break answer.map_err(|error| Failure::Lost(plain(&error)))?,
@@ -190,12 +213,34 @@ impl Sender {
                     if let Ok(kept) = self.progress().await {
                         buffer.trim(kept);
                         bar.set_message(format!("{} lines read, {kept} kept", buffer.count()));
+                        let since = stuck.look(buffer.is_full(), kept);
+                        self.check_stuck(since, &mut stuck, buffer.bytes_max())?;
                     }
                 }
             }
         };
         if !answer.status().is_success() {
             return Err(failure(answer).await);
+        }
+        Ok(())
+    }
+
+    /// What is said, and done in the end, while the source waits for room and nothing of what is held gets kept.
+    fn check_stuck(&self, since: Option<Instant>, stuck: &mut Stuck, bytes_max: usize) -> Result<(), Failure> {
+        let Some(since) = since else { return Ok(()) };
+        let why = "the gateway keeps whole messages, and this may be one that is longer";
+        if since.elapsed() > self.give_up_after {
+            let what = format!(
+                "gave up: {bytes_max} bytes are sent (--buffer-bytes-max) and nothing of them was kept for {} s; {why}: \
+                 give more room",
+                self.give_up_after.as_secs()
+            );
+            return Err(Failure::Final { code: String::new(), what });
+        }
+        if since.elapsed() > TELL_FULL_AFTER && !std::mem::replace(&mut stuck.told, true) && !self.quiet {
+            eprintln!(
+                "runcast: the source waits: {bytes_max} bytes are held (--buffer-bytes-max) and none of them is kept; {why}"
+            );
         }
         Ok(())
     }

@@ -3,9 +3,10 @@
 use std::{io::IsTerminal as _, path::Path, process::Stdio, sync::Arc};
 
 use bytes::Bytes;
+use memchr::memchr;
 use tokio::{
     fs::File,
-    io::{AsyncBufReadExt as _, AsyncRead, AsyncWriteExt as _, BufReader, stdin, stdout},
+    io::{AsyncBufRead, AsyncBufReadExt as _, AsyncRead, AsyncWriteExt as _, BufReader, Stdout, stdin, stdout},
     process::{Child, Command},
 };
 
@@ -62,20 +63,9 @@ impl Source {
         let mut failure = None;
         let mut out = child.is_some().then(stdout);
         loop {
-            let mut line = Vec::new();
-            match lines.read_until(b'\n', &mut line).await {
-                Ok(0) => break,
-                Ok(_) => {
-                    if let Some(out) = &mut out {
-                        // Passed through; a closed output is not our concern.
-                        let _ = out.write_all(&line).await;
-                        let _ = out.flush().await;
-                    }
-                    if line.last() != Some(&b'\n') {
-                        line.push(b'\n');
-                    }
-                    buffer.push(Bytes::from(line)).await;
-                }
+            match next_line(&mut lines, out.as_mut(), buffer.bytes_max()).await {
+                Ok(None) => break,
+                Ok(Some(line)) => buffer.push(Bytes::from(line)).await,
                 Err(error) => {
                     failure = Some(format!("cannot read the input to its end: {error}"));
                     break;
@@ -91,7 +81,63 @@ impl Source {
     }
 }
 
+/// The next line, with an LF whether it has one or not. Of one longer than `bytes_max` no more is kept. All of it goes through
+/// to `out` as it comes.
+async fn next_line(
+    input: &mut (impl AsyncBufRead + Unpin),
+    mut out: Option<&mut Stdout>,
+    bytes_max: usize,
+) -> std::io::Result<Option<Vec<u8>>> {
+    let (mut line, mut is_cut, mut is_whole) = (Vec::new(), false, false);
+    while !is_whole {
+        let piece = input.fill_buf().await?;
+        if piece.is_empty() && line.is_empty() && !is_cut {
+            return Ok(None);
+        }
+        let end = memchr(b'\n', piece);
+        let taken = end.map_or(piece.len(), |at| at + 1);
+        if let Some(out) = &mut out {
+            // A closed output is not our concern.
+            let _ = out.write_all(&piece[..taken]).await;
+            let _ = out.flush().await;
+        }
+        let content = &piece[..end.unwrap_or(piece.len())];
+        let room = bytes_max.saturating_sub(line.len() + 1).min(content.len());
+        line.extend_from_slice(&content[..room]);
+        is_cut |= room < content.len();
+        is_whole = end.is_some() || piece.is_empty();
+        input.consume(taken);
+    }
+    if is_cut {
+        eprintln!("runcast: a line is longer than --buffer-bytes-max ({bytes_max}) and is sent cut off");
+    }
+    line.push(b'\n');
+    Ok(Some(line))
+}
+
 fn exit_status(status: std::process::ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt as _;
     status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn lines(input: &[u8], bytes_max: usize) -> Vec<String> {
+        let (mut input, mut out) = (BufReader::with_capacity(4, input), Vec::new());
+        while let Some(line) = next_line(&mut input, None, bytes_max).await.expect("memory") {
+            out.push(String::from_utf8(line).expect("text"));
+        }
+        out
+    }
+
+    #[tokio::test]
+    async fn each_line_is_one_with_an_lf_and_no_longer_than_what_may_be_held() {
+        assert_eq!(lines(b"", 100).await, [""; 0]);
+        assert_eq!(lines(b"a\n\nlonger than four\nlast", 100).await, ["a\n", "\n", "longer than four\n", "last\n"]);
+        assert_eq!(lines(b"1234567\n12345678\n1\n", 8).await, ["1234567\n", "1234567\n", "1\n"]);
+        assert_eq!(lines(b"without an end", 8).await, ["without\n"]);
+        assert_eq!(lines(b"ab\nc", 1).await, ["\n", "\n"], "it keeps its number");
+    }
 }

@@ -8,10 +8,12 @@ use async_nats::jetstream::{
     kv,
     stream::{Config, DiscardPolicy, Republish, StorageType},
 };
-use runcast_config::{Nats as NatsSettings, TICKET_MS_MAX};
+use runcast_config::{Log as LogSettings, Nats as NatsSettings, TICKET_MS_MAX};
 
 use super::{OpenError, names::Names};
 
+/// A name, with what the bus keeps about it.
+const CLAIM_BYTES: usize = 192;
 /// How long a claimed name is remembered: longer than any is good.
 const CLAIMS_AGE: Duration = Duration::from_millis(2 * TICKET_MS_MAX);
 
@@ -161,20 +163,25 @@ async fn bucket(context: &Context, wanted: kv::Config, make: bool) -> Result<Opt
 }
 
 /// How the buckets must be: of runs, of owners, of leases.
-fn buckets(names: &Names, settings: &NatsSettings) -> [kv::Config; 4] {
+fn buckets(names: &Names, settings: &LogSettings) -> [kv::Config; 4] {
     let config = |bucket: &str, description: &str, max_age| kv::Config {
         bucket: bucket.to_owned(),
         description: description.to_owned(),
         history: 1,
         max_age,
-        num_replicas: settings.replicas,
+        num_replicas: settings.nats.replicas,
         ..kv::Config::default()
     };
+    let claims_bytes_max = settings.claims_max.saturating_mul(CLAIM_BYTES);
     [
         config(&names.runs, "What is known of each run", Duration::ZERO),
         config(&names.owners, "Which replica follows which run", Duration::ZERO),
-        config(&names.leases, "Replicas that live", Duration::from_millis(settings.lease_ms)),
-        config(&names.claims, "Names that are good once", CLAIMS_AGE),
+        config(&names.leases, "Replicas that live", Duration::from_millis(settings.nats.lease_ms)),
+        kv::Config {
+            // A full bucket takes no more; one that was made with another size is left as it is.
+            max_bytes: i64::try_from(claims_bytes_max).unwrap_or(i64::MAX),
+            ..config(&names.claims, "Names that are good once", CLAIMS_AGE)
+        },
     ]
 }
 
@@ -187,10 +194,10 @@ pub(super) struct Buckets {
 }
 
 /// Makes what is missing, takes what fits.
-pub(super) async fn prepare(context: &Context, names: &Names, settings: &NatsSettings) -> Result<Buckets, OpenError> {
-    stream(context, stream_of_events(names, settings), true).await?;
-    stream(context, stream_of_parts(names, settings), true).await?;
-    stream(context, stream_of_packs(names, settings), true).await?;
+pub(super) async fn prepare(context: &Context, names: &Names, settings: &LogSettings) -> Result<Buckets, OpenError> {
+    stream(context, stream_of_events(names, &settings.nats), true).await?;
+    stream(context, stream_of_parts(names, &settings.nats), true).await?;
+    stream(context, stream_of_packs(names, &settings.nats), true).await?;
     let [runs, owners, leases, claims] = buckets(names, settings);
     let made = async |wanted: kv::Config| {
         let name = wanted.bucket.clone();
@@ -201,9 +208,10 @@ pub(super) async fn prepare(context: &Context, names: &Names, settings: &NatsSet
 }
 
 /// Looks whether what is there fits; says of each stream and bucket whether it is there.
-pub(super) async fn look(context: &Context, names: &Names, settings: &NatsSettings) -> Result<Vec<(String, bool)>, OpenError> {
+pub(super) async fn look(context: &Context, names: &Names, settings: &LogSettings) -> Result<Vec<(String, bool)>, OpenError> {
     let mut found = Vec::new();
-    let streams = [stream_of_events(names, settings), stream_of_parts(names, settings), stream_of_packs(names, settings)];
+    let nats = &settings.nats;
+    let streams = [stream_of_events(names, nats), stream_of_parts(names, nats), stream_of_packs(names, nats)];
     for wanted in streams {
         found.push((format!("the stream {}", wanted.name), stream(context, wanted, false).await?));
     }
