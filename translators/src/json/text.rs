@@ -16,13 +16,18 @@ pub struct Unescaped {
 /// The text of a JSON string's body (what stands between the quotes). Lone surrogates become U+FFFD.
 pub fn unescape(body: &[u8]) -> Cow<'_, str> {
     if memchr(b'\\', body).is_none() {
-        return String::from_utf8_lossy(body);
+        return lossy(body);
     }
     let mut out = String::with_capacity(body.len());
     if unescape_into(body, None, &mut out).open.is_some() {
         out.push('\u{fffd}');
     }
     Cow::Owned(out)
+}
+
+/// The same as [`String::from_utf8_lossy`], which looks for what is wrong byte by byte; mostly there is nothing.
+fn lossy(text: &[u8]) -> Cow<'_, str> {
+    std::str::from_utf8(text).map_or_else(|_| String::from_utf8_lossy(text), Cow::Borrowed)
 }
 
 /// Appends the text of `body` to `out`. `open` is a high surrogate that an earlier piece ended with; one that this
@@ -34,7 +39,7 @@ pub fn unescape_into(body: &[u8], open: Option<u16>, out: &mut String) -> Unesca
         let plain = memchr(b'\\', rest).unwrap_or(rest.len());
         if plain > 0 {
             state.close(out);
-            out.push_str(&String::from_utf8_lossy(&rest[..plain]));
+            out.push_str(&lossy(&rest[..plain]));
             rest = &rest[plain..];
             continue;
         }
