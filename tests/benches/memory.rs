@@ -3,17 +3,11 @@
 //! `ulimit -n $(ulimit -Hn); cargo build --release && cargo bench -p runcast-tests --bench memory [-- 10000]`. Four of ten
 //! connections speak SSE, four WebSocket, two gRPC over HTTP/2. The limits are small, so that the budgets are used up.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use futures_util::StreamExt as _;
 use runcast_tests::{
-    process::resident_kib,
+    process::{resident_kib, resident_peak_kib},
     raw::{Numbers, RawStream, allow_files},
     records::Way,
     server::{Options, Server},
@@ -104,17 +98,6 @@ async fn measure(count: usize) {
     for run in 0..RUNS {
         server.send_lines(&format!("r{run}"), 0, "{\"type\":\"system\",\"subtype\":\"init\"}\n").await;
     }
-    let peak = Arc::new(AtomicU64::new(0));
-    let (pid, highest) = (server.pid(), peak.clone());
-    std::thread::spawn(move || {
-        while std::path::Path::new(&format!("/proc/{pid}/status")).exists() {
-            // It may end in between.
-            let Ok(resident) = std::panic::catch_unwind(|| resident_kib(pid)) else { return };
-            highest.fetch_max(resident << 10, Ordering::Relaxed);
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    });
-
     let (mut stuck, mut reading, mut opening) = (Vec::new(), JoinSet::new(), JoinSet::new());
     for n in 0..=count {
         if n == count || opening.len() >= OPENING {
@@ -137,7 +120,7 @@ async fn measure(count: usize) {
             opening.spawn(async move { (n, Client::open(base, way, run).await) });
         }
     }
-    println!("{count} connections, half of them stuck: {} MiB resident", mib(resident_kib(pid) << 10));
+    println!("{count} connections, half of them stuck: {} MiB resident", mib(resident_kib(server.pid()) << 10));
 
     let begun = Instant::now();
     let mut sending = JoinSet::new();
@@ -164,7 +147,7 @@ async fn measure(count: usize) {
     println!("{} MiB sent in within {:.0} s", mib(sent), sent_after.as_secs_f64());
     println!("{readers} readers had all {RECORDS} records within {:.0} s", begun.elapsed().as_secs_f64());
     println!("{slow} stuck clients dropped, {cut_off} of all clients cut off because memory was needed");
-    let peak = peak.load(Ordering::Relaxed);
+    let peak = resident_peak_kib(server.pid()) << 10;
     println!("resident at most {} MiB, memory_max {} MiB", mib(peak), mib(memory_max));
     assert!(peak <= memory_max, "the bound is broken");
     drop(stuck);

@@ -15,6 +15,11 @@ pub fn resident_kib(pid: u32) -> u64 {
     status(&format!("/proc/{pid}/status"), "VmRSS").expect("it runs")
 }
 
+/// The most that it ever was.
+pub fn resident_peak_kib(pid: u32) -> u64 {
+    status(&format!("/proc/{pid}/status"), "VmHWM").expect("it runs")
+}
+
 /// Whether the kernel may give it huge pages.
 pub fn may_have_huge_pages(pid: u32) -> bool {
     status(&format!("/proc/{pid}/status"), "THP_enabled").expect("it runs") != 0

@@ -66,9 +66,9 @@ impl Options {
     }
 }
 
-/// The program, beside the tests in the target folder.
+/// The program, beside the tests in the target folder, or the one that `RUNCAST_TEST_PROGRAM` names.
 pub fn program() -> PathBuf {
-    built("runcast")
+    std::env::var_os("RUNCAST_TEST_PROGRAM").map_or_else(|| built("runcast"), PathBuf::from)
 }
 
 /// A binary of the workspace.

@@ -3,16 +3,10 @@
 //!
 //! The limits are small, so that what each part would hold without its budget is more than the whole bound.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::sync::Arc;
 
 use runcast_tests::{
-    process::{may_have_huge_pages, resident_kib},
+    process::{may_have_huge_pages, resident_peak_kib},
     raw::{RawStream, allow_files},
     records::Way,
     server::{Options, Server},
@@ -99,11 +93,9 @@ fn send_all(server: &Arc<Server>, records: usize) -> JoinSet<u64> {
     sending
 }
 
-/// Looks all the time how much memory the server takes.
+/// How much memory the server takes at most.
 struct Watch {
     server: Arc<Server>,
-    peak: Arc<AtomicU64>,
-    is_over: Arc<AtomicBool>,
     memory_max: u64,
 }
 
@@ -111,36 +103,25 @@ impl Watch {
     async fn new(server: &Arc<Server>) -> Self {
         let memory_max = server.metric("runcast_memory_max_bytes", &[]).await as u64;
         assert!(memory_max > 0, "the server tells no bound");
-        let (peak, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (pid, highest, over) = (server.pid(), peak.clone(), is_over.clone());
-        std::thread::spawn(move || {
-            while !over.load(Ordering::Relaxed) {
-                highest.fetch_max(resident_kib(pid) << 10, Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(5));
-            }
-        });
-        Self { server: server.clone(), peak, is_over, memory_max }
+        Self { server: server.clone(), memory_max }
+    }
+
+    fn peak(&self) -> u64 {
+        resident_peak_kib(self.server.pid()) << 10
     }
 
     fn is_broken(&self) -> bool {
-        self.peak.load(Ordering::Relaxed) > self.memory_max
+        self.peak() > self.memory_max
     }
 
     /// Checks the law. `held`: what would be held at least if there was no budget.
     async fn check(self, held: usize) {
         let resident = self.server.metric("runcast_memory_resident_bytes", &[]).await;
         assert!(resident > 0.0, "the server does not tell what it takes");
-        self.is_over.store(true, Ordering::Relaxed);
-        let (peak, memory_max) = (self.peak.load(Ordering::Relaxed), self.memory_max);
+        let (peak, memory_max) = (self.peak(), self.memory_max);
         println!("resident at most {} MiB, memory_max {} MiB, {} MiB without", peak >> 20, memory_max >> 20, held >> 20);
         assert!(held as u64 > memory_max, "the bound would not show that the budget is gone");
         assert!(peak <= memory_max, "{peak} bytes were resident, memory_max is {memory_max}");
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
     }
 }
 
