@@ -45,3 +45,17 @@ async fn what_comes_for_many_runs_at_once_is_one_commit() {
         assert_eq!(append_to_all(&log, &device, &names, head).await, alone, "as if there were but one");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_a_commit_of_several_runs_the_next_one_gathers() {
+    let device = Device::new();
+    let log = open_with(&device, Duration::from_secs(3600));
+    let names: Vec<_> = (0..50).map(|number| format!("run-{number}")).collect();
+    for head in 0..20 {
+        // Who waits for others does so for an hour; all the rest is done long before this.
+        if tokio::time::timeout(Duration::from_millis(500), append_to_all(&log, &device, &names, head)).await.is_err() {
+            return;
+        }
+    }
+    panic!("nobody waited");
+}
