@@ -36,7 +36,7 @@ pub(super) struct Ingest {
     /// The name of this source: give the same name and input again to go on with a run that was broken off
     #[arg(long, value_name = "NAME")]
     session: Option<String>,
-    /// Lines that are not kept yet are held in memory up to this many bytes; then the input waits
+    /// Lines that are not kept yet are held in memory up to this many bytes; then the input waits. One longer line still goes through
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20)]
     buffer_bytes_max: usize,
     /// Give up when the gateway could not be reached, or has kept nothing of a full buffer, for this long

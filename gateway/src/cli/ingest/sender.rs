@@ -54,14 +54,14 @@ struct Stuck {
 }
 
 impl Stuck {
-    /// Since when it has been so.
-    fn look(&mut self, is_full: bool, kept: u64) -> Option<Instant> {
+    /// How long it has been so.
+    fn look(&mut self, is_full: bool, kept: u64) -> Option<Duration> {
         match self.since {
             Some((_, before)) if is_full && before == kept => {}
             _ if is_full => self.since = Some((Instant::now(), kept)),
             _ => self.since = None,
         }
-        self.since.map(|(since, _)| since)
+        self.since.map(|(since, _)| since.elapsed())
     }
 }
 
@@ -213,8 +213,9 @@ impl Sender {
                     if let Ok(kept) = self.progress().await {
                         buffer.trim(kept);
                         bar.set_message(format!("{} lines read, {kept} kept", buffer.count()));
-                        let since = stuck.look(buffer.is_full(), kept);
-                        self.check_stuck(since, &mut stuck, buffer.bytes_max())?;
+                        if let Some(waited) = stuck.look(buffer.is_full(), kept) {
+                            self.check_stuck(waited, &mut stuck.told, buffer.bytes_max())?;
+                        }
                     }
                 }
             }
@@ -226,10 +227,9 @@ impl Sender {
     }
 
     /// What is said, and done in the end, while the source waits for room and nothing of what is held gets kept.
-    fn check_stuck(&self, since: Option<Instant>, stuck: &mut Stuck, bytes_max: usize) -> Result<(), Failure> {
-        let Some(since) = since else { return Ok(()) };
+    fn check_stuck(&self, waited: Duration, told: &mut bool, bytes_max: usize) -> Result<(), Failure> {
         let why = "the gateway keeps whole messages, and this may be one that is longer";
-        if since.elapsed() > self.give_up_after {
+        if waited > self.give_up_after {
             let what = format!(
                 "gave up: {bytes_max} bytes are sent (--buffer-bytes-max) and nothing of them was kept for {} s; {why}: \
                  give more room",
@@ -237,7 +237,7 @@ impl Sender {
             );
             return Err(Failure::Final { code: String::new(), what });
         }
-        if since.elapsed() > TELL_FULL_AFTER && !std::mem::replace(&mut stuck.told, true) && !self.quiet {
+        if waited > TELL_FULL_AFTER && !std::mem::replace(told, true) && !self.quiet {
             eprintln!(
                 "runcast: the source waits: {bytes_max} bytes are held (--buffer-bytes-max) and none of them is kept; {why}"
             );

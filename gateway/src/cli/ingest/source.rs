@@ -12,6 +12,9 @@ use tokio::{
 
 use super::buffer::Buffer;
 
+/// Of a line no more is kept, however small the buffer is: far more than a gateway takes.
+const LINE_BYTES_MAX: usize = 256 << 20;
+
 /// An open source.
 pub(super) struct Source {
     input: Box<dyn AsyncRead + Send + Unpin>,
@@ -63,7 +66,7 @@ impl Source {
         let mut failure = None;
         let mut out = child.is_some().then(stdout);
         loop {
-            match next_line(&mut lines, out.as_mut(), buffer.bytes_max()).await {
+            match next_line(&mut lines, out.as_mut(), LINE_BYTES_MAX).await {
                 Ok(None) => break,
                 Ok(Some(line)) => buffer.push(Bytes::from(line)).await,
                 Err(error) => {
@@ -109,7 +112,7 @@ async fn next_line(
         input.consume(taken);
     }
     if is_cut {
-        eprintln!("runcast: a line is longer than --buffer-bytes-max ({bytes_max}) and is sent cut off");
+        eprintln!("runcast: a line is longer than {bytes_max} bytes and is sent cut off");
     }
     line.push(b'\n');
     Ok(Some(line))
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_line_is_one_with_an_lf_and_no_longer_than_what_may_be_held() {
+    async fn each_line_is_one_with_an_lf_and_no_longer_than_its_limit() {
         assert_eq!(lines(b"", 100).await, [""; 0]);
         assert_eq!(lines(b"a\n\nlonger than four\nlast", 100).await, ["a\n", "\n", "longer than four\n", "last\n"]);
         assert_eq!(lines(b"1234567\n12345678\n1\n", 8).await, ["1234567\n", "1234567\n", "1\n"]);

@@ -162,7 +162,7 @@ async fn bucket(context: &Context, wanted: kv::Config, make: bool) -> Result<Opt
     }
 }
 
-/// How the buckets must be: of runs, of owners, of leases.
+/// How the buckets must be: of runs, of owners, of leases, of claimed names.
 fn buckets(names: &Names, settings: &LogSettings) -> [kv::Config; 4] {
     let config = |bucket: &str, description: &str, max_age| kv::Config {
         bucket: bucket.to_owned(),
